@@ -1,0 +1,1 @@
+"""The fuzzer: scenarios, the search over them, and the command line."""

@@ -1,0 +1,1 @@
+"""Oracles: what must hold between two ways of reaching the same state."""

@@ -1,0 +1,73 @@
+"""Verdicts: what an oracle says about a trace, and the check that a reproducer must make to see it too.
+
+A verdict has three values. `unknown` always has a reason; a run in which nothing was compared is unknown, never ok.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from subjects.scenario import Scenario
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The one comparison that shows a violation, in terms of the trace, so that a plain program can repeat it.
+
+    rows: output row `row` of the subject must equal row `ref_row` of `reference` (a program for a clean context) within `band`, the
+    largest allowed absolute difference; `hidden` compares embedding rows instead of logits.
+    positions: after step `step` sequence `seq` must have (pos_min, pos_max) = `expected`.
+    answer: step `step` must return one of `expected` (bool as 0/1; for saves and restores: the byte count, 0 means refused).
+    blob: in step `step`, numbers `expected` = [a, b]: blobs a and b must have the same bytes (`what` "bytes"), or blob a's size must
+    equal what was moved (`what` "size").
+    alive: the program must end by itself; it dies (or hangs) in step `step`.
+    """
+
+    kind: Literal["rows", "positions", "answer", "blob", "alive"]
+    step: int
+    seq: int = -1
+    row: int = -1
+    ref_row: int = -1
+    band: float = 0.0
+    hidden: bool = False
+    expected: tuple[int, ...] = ()
+    what: str = ""
+    reference: Scenario | None = None
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """One broken expectation.
+
+    key: what two violations share when they are the same fault seen by the same oracle, apart from memory kind and culprit.
+    rule: first line of a report, "llama.h says ..." or "llama.h is silent; ...". because: the argument ("X must equal Y because ...;
+    but ..."). error / band: measured sizes where rows were compared (0 otherwise). suspects: scenario operations that may have
+    broken it, latest first.
+    """
+
+    oracle: str
+    key: str
+    rule: str
+    because: str
+    check: Check
+    kind: Literal["fault", "contract", "crash", "misuse"] = "fault"
+    error: float = 0.0
+    band: float = 0.0
+    nmse: float = 0.0
+    suspects: tuple[int, ...] = ()
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What one oracle says about one run. `compared` counts judged comparisons; `unknown` counts those that could not be judged."""
+
+    oracle: str
+    violations: tuple[Violation, ...] = ()
+    compared: int = 0
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def value(self) -> Literal["ok", "violated", "unknown"]:
+        """Three-valued outcome."""
+        if self.violations:
+            return "violated"
+        return "ok" if self.compared else "unknown"

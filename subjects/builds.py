@@ -1,0 +1,359 @@
+"""Finds a build of llama.cpp to test, names it by its contents, and has the shim for it compiled.
+
+llama_cpp is never imported: that would load native code under test into the process that orchestrates.
+"""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from subjects import shimcache
+from subjects.shimcache import BadBuild, cache_dir, check_loads, compiler_line
+
+__all__ = ["BadBuild", "Build", "cache_dir", "check_loads", "compile_shim", "environment", "find_build", "system_info"]
+
+Kind = Literal["package", "tree", "prefix"]
+
+SUFFIXES = (".dylib", ".so") if sys.platform == "darwin" else (".so", ".dylib")
+PACKAGES = ("redraft", "llama-cpp-python", "gguf", "hypothesis", "msgspec", "numpy", "rich")
+"""Distributions whose versions belong to a finding."""
+
+_SHARED = "build it with -DBUILD_SHARED_LIBS=ON (cmake -B build -DBUILD_SHARED_LIBS=ON && cmake --build build --target llama)"
+
+
+@dataclass(frozen=True)
+class Build:
+    """One build of llama.cpp: what to compile the shim against and what to link it with."""
+
+    name: str
+    """for people; holds no path"""
+    kind: Kind
+    """an installed llama-cpp-python, a source tree with a build, or an install prefix"""
+    include: tuple[Path, ...]
+    libdirs: tuple[Path, ...]
+    libllama: Path
+    version: str | None
+    """llama.cpp's own version and commit, where the build tells"""
+    fingerprint: str
+    """16 hex digits over the contents of libraries, headers and shim, and the compiler's version; says nothing about where"""
+
+    def libraries(self) -> list[Path]:
+        """libllama and everything of ggml beside it, one file a library."""
+        return _libraries(self.libllama, self.libdirs)
+
+    def linked(self) -> list[Path]:
+        """What the shim is linked with: libllama, then the ggml libraries that libllama itself is linked with."""
+        # Not the backends: those may be modules for other CPUs, which must not be loaded.
+        return [self.libllama, *(p for p in self.libraries() if _stem(p) in ("libggml", "libggml-base"))]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Finding
+
+
+def find_build(path: Path | None = None) -> Build:
+    """The build at `path`, or the installed llama-cpp-python.
+
+    `path` may be a llama.cpp source tree with one build inside, a build directory, an install prefix, or a site-packages
+    directory.
+
+    Raises:
+        BadBuild: nothing usable there; the message says what was looked for, where, and what to do.
+    """
+    return _installed() if path is None else _at(Path(path).expanduser().absolute())
+
+
+def _installed() -> Build:
+    # find_spec of a top-level name finds, and imports nothing.
+    spec = importlib.util.find_spec("llama_cpp")
+    places = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+    if not places:
+        raise BadBuild(
+            "no build given and llama-cpp-python is not installed in this Python: run ci/setup (or pip install llama-cpp-python), or "
+            "name a build of llama.cpp"
+        )
+    libdirs = [p / "lib" for p in places]
+    libllama = _library_in(libdirs)
+    if libllama is None:
+        raise BadBuild(
+            f"the installed llama-cpp-python has no libllama: looked in {_list(libdirs)}; install it again "
+            "(pip install --force-reinstall --no-cache-dir llama-cpp-python), or name another build"
+        )
+    headers = [p.parent / "include" for p in places]
+    version = None
+    try:
+        dist = importlib.metadata.distribution("llama-cpp-python")
+        version = dist.version
+        # The scheme that the installer used may have put headers elsewhere; its record knows.
+        headers += [Path(str(f.locate())).parent for f in dist.files or () if f.parts[-2:] == ("include", "llama.h")]
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    include = _headers(headers)
+    if include is None:
+        raise BadBuild(
+            f"the installed llama-cpp-python brings no llama.h and ggml.h: looked in {_list(headers)}; take a version that installs its "
+            "headers (0.3.36 does), or name a build of llama.cpp"
+        )
+    name = f"llama-cpp-python {version}" if version else "llama-cpp-python"
+    return _build(name, "package", include, libllama, [], [p.parent / "lib/cmake/llama" for p in places])
+
+
+def _at(path: Path) -> Build:
+    if not path.is_dir():
+        raise BadBuild(
+            f"{path} is {'a file' if path.exists() else 'not there'}; name a directory: a llama.cpp tree with a build inside, a build "
+            "directory, or an install prefix"
+        )
+    if (path / "CMakeCache.txt").is_file():
+        return _build_directory(path)
+    if (path / "CMakeLists.txt").is_file() and (path / "include/llama.h").is_file():
+        return _tree(path)
+    return _prefix(path)
+
+
+def _tree(path: Path) -> Build:
+    candidates = sorted(p for p in path.glob("build*") if p.is_dir())
+    built = [p for p in candidates if _library_in(_build_libdirs(p)) is not None]
+    if len(built) > 1:
+        raise BadBuild(f"{path} has several builds: {_list(built)}; name the one to test")
+    if not built:
+        where = candidates or [path / "build"]
+        raise BadBuild(_no_library(f"{path} is a llama.cpp tree without a build", [d for p in where for d in _build_libdirs(p)]))
+    return _build_directory(built[0], tree=path)
+
+
+def _build_libdirs(path: Path) -> list[Path]:
+    # bin is where llama.cpp puts everything; before the end of 2024 each library was left beside its objects.
+    return [path / d for d in ("bin", "lib", "src", "ggml/src", ".")]
+
+
+def _build_directory(path: Path, tree: Path | None = None) -> Build:
+    libdirs = _build_libdirs(path)
+    libllama = _library_in(libdirs)
+    if libllama is None:
+        raise BadBuild(_no_library(f"{path} is a build directory without libllama", libdirs))
+    homes = [tree] if tree else _homes(path)
+    dirs = [h / d for h in homes for d in ("include", "ggml/include")]
+    include = _headers(dirs)
+    if include is None:
+        raise BadBuild(
+            f"{path} has a libllama, but llama.h and ggml.h of its sources are gone: looked in {_list(dirs) or 'CMakeCache.txt, which names none'}; "
+            "put the sources back, or install the build (cmake --install) and name the prefix"
+        )  # fmt: skip
+    owner = include[0].parent
+    name = f"{_label(owner)}/{path.name}" if path.parent == owner else _label(path)
+    return _build(name, "tree", include, libllama, libdirs, [path])
+
+
+def _homes(build: Path) -> list[Path]:
+    # llama.cpp may be a part of another project, and a build may have been moved together with its sources.
+    cache = (build / "CMakeCache.txt").read_text("utf-8", "replace") if (build / "CMakeCache.txt").is_file() else ""
+    found = re.findall(r"^(?:llama\.cpp_SOURCE_DIR|CMAKE_HOME_DIRECTORY):\w+=(.+)$", cache, re.M)
+    homes = [Path(p) for p in sorted(found, key=lambda p: p not in re.findall(r"^llama\.cpp_SOURCE_DIR:\w+=(.+)$", cache, re.M))]
+    return list(dict.fromkeys([*homes, build.parent]))
+
+
+def _prefix(path: Path) -> Build:
+    # llama_cpp/lib first: in site-packages it is what llama_cpp itself loads.
+    libdirs = [path / d for d in ("llama_cpp/lib", "lib", "lib64", *(str(p.relative_to(path)) for p in path.glob("lib/*-linux-gnu*")), "bin")]
+    libllama = _library_in(libdirs)
+    include = _headers([path / "include"])
+    if libllama is None:
+        what = "has llama.h but no libllama" if include else "is neither a llama.cpp tree, nor a build directory, nor an install prefix"
+        builds = [d for p in sorted(path.glob("build*")) if p.is_dir() for d in _build_libdirs(p)[:1]]
+        raise BadBuild(_no_library(f"{path} {what}", [*libdirs, *builds]))
+    if include is None:
+        raise BadBuild(
+            f"{path} has {libllama.name}, but no llama.h and ggml.h: looked in {path / 'include'}; install the build with its headers "
+            "(cmake --install), or name the source tree or the build directory"
+        )
+    name = "site-packages" if path.name == "site-packages" else _label(path)
+    return _build(name, "prefix", include, libllama, [], [path / d / "cmake/llama" for d in ("lib", "lib64")])
+
+
+def _no_library(what: str, libdirs: Sequence[Path]) -> str:
+    static = next((d / "libllama.a" for d in libdirs if (d / "libllama.a").is_file()), None)
+    wanted = " or ".join(f"libllama{s}" for s in SUFFIXES)
+    if static:
+        return f"{what} (only the static {static}): looked for {wanted}; {_SHARED}"
+    return f"{what}: looked for {wanted} in {_list(d for d in libdirs if d.name)}; {_SHARED}"
+
+
+def _list(paths: Iterable[Path]) -> str:
+    return ", ".join(map(str, paths))
+
+
+def _label(path: Path) -> str:
+    # Labels go into findings, and a checkout right in somebody's home must not carry the name there.
+    return "~" if path == Path.home() or path.name == _user() else (path.name or "/")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
+def _stem(path: Path) -> str:
+    return re.split(r"\.(?:so|dylib|\d)", path.name)[0]
+
+
+def _library_in(dirs: Iterable[Path]) -> Path | None:
+    for d in dirs:
+        for suffix in SUFFIXES:
+            if (plain := d / f"libllama{suffix}").is_file():
+                return plain
+            if versioned := sorted(d.glob(f"libllama{suffix}.*")):
+                return versioned[0]
+    return None
+
+
+def _headers(dirs: Iterable[Path]) -> tuple[Path, ...] | None:
+    dirs = list(dict.fromkeys(dirs))
+    first = next((d for d in dirs if (d / "llama.h").is_file()), None)
+    second = next((d for d in dirs if (d / "ggml.h").is_file()), None)
+    return tuple(dict.fromkeys((first, second))) if first and second else None
+
+
+def _libraries(libllama: Path, libdirs: Iterable[Path]) -> list[Path]:
+    found = {_stem(libllama): libllama}
+    for d in libdirs:
+        # libggml.so before libggml.so.0: the names of one library, or copies of it
+        for p in sorted(d.glob("libggml*"), key=lambda p: (len(p.name), p.name)):
+            if re.search(r"\.(so|dylib)(\.|$)", p.name) and p.is_file():
+                found.setdefault(_stem(p), p)
+    return list(found.values())
+
+
+def _build(name: str, kind: Kind, include: tuple[Path, ...], libllama: Path, libdirs: Sequence[Path], cmake: Sequence[Path]) -> Build:
+    used = (libllama.parent, *(d for d in libdirs if d != libllama.parent and any(d.glob("libggml*.*"))))
+    return Build(
+        name=name,
+        kind=kind,
+        include=include,
+        libdirs=used,
+        libllama=libllama,
+        version=_version(cmake),
+        fingerprint=_fingerprint(include, _libraries(libllama, used)),
+    )
+
+
+def _version(dirs: Iterable[Path]) -> str | None:
+    for d in dirs:
+        for name in ("llama-config.cmake", "llama-version.cmake"):
+            try:
+                text = (d / name).read_text("utf-8", "replace")
+            except OSError:
+                continue
+            facts = dict(re.findall(r"^set\((LLAMA_VERSION|LLAMA_BUILD_COMMIT)\s+\"?([\w.+-]+)\"?\)", text, re.M))
+            if facts:
+                return " ".join(["llama.cpp", *(facts[k] for k in ("LLAMA_VERSION", "LLAMA_BUILD_COMMIT") if k in facts)])
+    return None
+
+
+def _fingerprint(include: Iterable[Path], libraries: Iterable[Path], source: Path = shimcache.SOURCE) -> str:
+    h = hashlib.sha256()
+    headers = {p.name: p for d in include for p in (*d.glob("llama.h"), *d.glob("ggml*.h"))}
+    parts = [(_stem(p), shimcache.file_hash(p)) for p in libraries]
+    parts += [(name, shimcache.file_hash(p)) for name, p in headers.items()]
+    for name, digest in sorted(parts):
+        h.update(f"{name} {digest}\n".encode())
+    h.update(f"shim {hashlib.sha256(source.read_bytes()).hexdigest()}\n{compiler_line()}\n{' '.join(shimcache.FLAGS)}\n".encode())
+    return h.hexdigest()[:16]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Using
+
+
+def compile_shim(build: Build) -> Path:
+    """The compiled shim for a build, for `subjects.shim.Shim`; compiled when it is not in the cache.
+
+    Raises:
+        BadBuild: it does not compile or load; the message says what is different about this build.
+    """
+    return shimcache.compile_into_cache(build.fingerprint, build.include, build.linked())
+
+
+_SYSTEM_INFO = """
+import json, pathlib, sys
+sys.path.insert(0, sys.argv[1])
+from subjects.shim import Shim
+print(json.dumps(Shim(pathlib.Path(sys.argv[2])).system_info()))
+"""
+
+
+@functools.lru_cache
+def system_info(shim: Path) -> str:
+    """llama_print_system_info of the library behind a compiled shim, asked in a child. Raises BadBuild where it gives none."""
+    command = [sys.executable, "-c", _SYSTEM_INFO, str(Path(__file__).resolve().parents[1]), str(shim)]
+    try:
+        p = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env=shimcache.child_env(), timeout=120, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BadBuild("llama_print_system_info took more than 120 s") from None
+    try:
+        # The last line: backends may print while they start.
+        return str(json.loads(p.stdout.strip().splitlines()[-1])).strip()
+    except (ValueError, IndexError):
+        raise BadBuild(shimcache.death_message(p.returncode, p.stderr)) from None
+
+
+def environment(build: Build) -> dict[str, str | int | list[str]]:
+    """What a finding says about where it was seen. Holds no paths, no user and no host names.
+
+    Raises:
+        BadBuild: the build cannot be loaded.
+    """
+    info = system_info(compile_shim(build))
+    return {
+        "build": build.name,
+        "kind": build.kind,
+        "fingerprint": build.fingerprint,
+        "llama_cpp": build.version or "unknown",
+        "libraries": [f"{_stem(p)} {shimcache.file_hash(p)[:16]}" for p in build.libraries()],
+        "system_info": info,
+        "compiler": compiler_line(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1),
+        "packages": [f"{name} {version}" for name in PACKAGES if (version := _package_version(name))],
+    }
+
+
+def _package_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_model() -> str:
+    """The CPU's name as the system gives it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        text = ""
+    # x86 has the first, ARM boards one of the others.
+    for key in ("model name", "Model", "Hardware", "cpu model"):
+        if m := re.search(rf"^{key}\s*:\s*(.+)$", text, re.M):
+            return m[1].strip()
+    return platform.processor() or platform.machine()

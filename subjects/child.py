@@ -1,0 +1,223 @@
+"""The child side of the sandbox: a zygote that loads library and models, and workers forked from it that run scenarios.
+
+The zygote never decodes, because a process that has decoded must not fork (OpenMP threads hang in the copy). When a worker dies,
+however it dies, the zygote tells the parent and forks the next one in a few milliseconds.
+
+Wire format, all little endian: a frame is `u32 length, payload`. Requests (parent to worker, on `requests`) are msgpack arrays of
+Job. Answers go, frame by frame, into a memory file that parent and child share (a frame there is `u32 length, u8 kind, payload`), so that
+everything up to a crash survives it; then one byte goes through `replies`. Control frames (zygote to parent) say that a worker began
+or how it ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+from pathlib import Path
+
+import msgspec
+
+from subjects.planted import plant
+from subjects.runner import Refused, Runner
+from subjects.scenario import ContextParams, Scenario
+from subjects.shim import Shim
+from subjects.trace import Facts, Step
+
+# kinds of frames in the shared memory file
+RUN, FACTS, STEP, LOGITS, HIDDEN, REFUSED, END = range(7)
+
+
+class Job(msgspec.Struct, array_like=True):
+    """One scenario to run. `fresh`: in contexts that no other program has used. `fault`: name of a planted fault, or empty."""
+
+    scenario: Scenario
+    model: str
+    fresh: bool
+    fault: str = ""
+
+
+class Control(msgspec.Struct, array_like=True):
+    """What the zygote tells the parent: a worker began (`pid`), or ended (`status` as from waitpid)."""
+
+    what: str
+    pid: int = 0
+    status: int = 0
+    max_rss_kb: int = 0
+    text: str = ""
+
+
+class Setup(msgspec.Struct):
+    """First frame of the parent: what to load, where to answer, and the limits of workers."""
+
+    shim: str
+    models: list[tuple[str, int]]
+    memory_mb: int
+
+
+JOBS = msgspec.msgpack.Decoder(list[Job], strict=True)
+_ENCODE = msgspec.msgpack.Encoder().encode
+_POOLED_KINDS = 6
+
+
+class _Pipe:
+    """Frames over a file descriptor."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def read(self) -> bytes | None:
+        """Next frame, None at the end of the stream."""
+        head = self._exactly(4)
+        return None if head is None else self._exactly(struct.unpack("<I", head)[0])
+
+    def _exactly(self, n: int) -> bytes | None:
+        parts: list[bytes] = []
+        while n > 0:
+            data = os.read(self.fd, n)
+            if not data:
+                return None
+            parts.append(data)
+            n -= len(data)
+        return b"".join(parts)
+
+    def write(self, payload: bytes) -> None:
+        """Write one frame."""
+        data = struct.pack("<I", len(payload)) + payload
+        while data:
+            data = data[os.write(self.fd, data) :]
+
+
+class _Recorder:
+    """Sink that appends to the shared memory file; one write a frame, so a frame is there whole or not at all."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+        self.at = 0
+
+    def clear(self) -> None:
+        """Forget the answers of the last request."""
+        os.ftruncate(self.fd, 0)
+        self.at = 0
+
+    def frame(self, kind: int, payload: bytes) -> None:
+        """Append one frame."""
+        data = struct.pack("<IB", len(payload), kind) + payload
+        self.at += os.pwrite(self.fd, data, self.at)
+
+    def facts(self, facts: Facts, params: ContextParams) -> None:
+        """See subjects.runner.Sink."""
+        self.frame(FACTS, _ENCODE((facts, params)))
+
+    def step(self, step: Step) -> None:
+        """See subjects.runner.Sink."""
+        self.frame(STEP, _ENCODE(step))
+
+    def row(self, logits: bytes, hidden: bytes) -> None:
+        """See subjects.runner.Sink."""
+        self.frame(LOGITS, logits)
+        if hidden:
+            self.frame(HIDDEN, hidden)
+
+
+class _Worker:
+    """Runs jobs until the parent hangs up or the library takes the process down."""
+
+    def __init__(self, shim: Shim, models: dict[tuple[str, int], int], answers: _Recorder):
+        self.shim, self.models, self.answers = shim, models, answers
+        self.pool: dict[tuple[int, ContextParams], int] = {}
+
+    def run(self, job: Job) -> None:
+        """Run one job and record it."""
+        self.answers.frame(RUN, b"")
+        try:
+            shim = plant(self.shim, job.fault)
+            model = self._model(job.model, job.scenario.model.n_gpu_layers)
+            runner = Runner(shim, model, self.answers, lambda p: self._take(model, p, job.fresh))
+            done = runner.run(job.scenario)
+        except Refused as e:
+            self.answers.frame(REFUSED, str(e).encode())
+            return
+        key = (model, done.params)
+        if done.reusable and not job.fresh and key not in self.pool:
+            self.pool[key] = done.ctx
+            if len(self.pool) > _POOLED_KINDS:
+                self.shim.free_context(self.pool.pop(next(iter(self.pool))))
+        else:
+            self.shim.free_context(done.ctx)
+        self.answers.frame(END, b"")
+
+    def _model(self, path: str, n_gpu_layers: int) -> int:
+        key = (path, n_gpu_layers)
+        if key not in self.models:
+            handle = self.shim.load_model(Path(path), n_gpu_layers)
+            if handle is None:
+                raise Refused("the library does not load the model: " + "; ".join(self.shim.take_log()[-3:]))
+            self.models[key] = handle
+        return self.models[key]
+
+    def _take(self, model: int, params: ContextParams, fresh: bool) -> int | None:
+        ctx = None if fresh else self.pool.pop((model, params), None)
+        if ctx is None:
+            return self.shim.new_context(model, params)
+        self.shim.clear(ctx, False)  # data stays: a dirty subject is the better one
+        return ctx
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: no orphan survives a kill -9 of the parent
+
+
+def _serve(shim: Shim, models: dict[tuple[str, int], int], requests: _Pipe, replies: int, answers: _Recorder) -> None:
+    worker = _Worker(shim, models, answers)
+    while (request := requests.read()) is not None:
+        answers.clear()
+        for job in JOBS.decode(request):
+            worker.run(job)
+        os.write(replies, b"k")
+
+
+def main(argv: list[str]) -> None:
+    """Entry of the zygote: file descriptors requests, replies, control, answers as arguments."""
+    fds = [int(a) for a in argv]
+    requests, replies, control, answers = _Pipe(fds[0]), fds[1], _Pipe(fds[2]), _Recorder(fds[3])
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    first = requests.read()
+    if first is None:
+        return
+    setup = msgspec.msgpack.decode(first, type=Setup)
+    try:
+        shim = Shim(Path(setup.shim))
+        models: dict[tuple[str, int], int] = {}
+        for path, layers in setup.models:
+            handle = shim.load_model(Path(path), layers)
+            if handle is None:
+                control.write(_ENCODE(Control("failed", text=f"the library does not load {path}: {'; '.join(shim.take_log()[-3:])}")))
+                return
+            models[path, layers] = handle
+    except Exception as e:
+        control.write(_ENCODE(Control("failed", text=f"{type(e).__name__}: {e}")))
+        return
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            _die_with_parent()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            if setup.memory_mb:
+                resource.setrlimit(resource.RLIMIT_AS, (setup.memory_mb << 20, setup.memory_mb << 20))
+            _serve(shim, models, requests, replies, answers)
+            os._exit(0)
+        control.write(_ENCODE(Control("began", pid)))
+        _, status, usage = os.wait4(pid, 0)
+        control.write(_ENCODE(Control("ended", pid, status, usage.ru_maxrss)))
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+            return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,275 @@
+"""The parent side of the sandbox: hands scenarios to a child and gets traces back, whatever the child does.
+
+One Sandbox is one zygote with one live worker. A worker that aborts, throws, hangs or runs out of memory costs the scenario that
+it ran and nothing else; the zygote forks the next one in milliseconds. Everything that the child said up to its end is in the trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from subjects import child
+from subjects.child import Control, Job, Setup
+from subjects.scenario import ContextParams, Scenario
+from subjects.trace import End, Facts, Step, Trace
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before anything was measured a run may take this long; afterwards the limit follows what runs really take.
+FIRST_LIMIT = 20.0
+# A hang is a run that takes this many times the slowest honest run so far (and never less than two seconds).
+HANG_FACTOR = 50.0
+HANG_FLOOR = 2.0
+WARM_RUNS = 20
+
+_CONTROL = msgspec.msgpack.Decoder(Control, strict=True)
+_STEP = msgspec.msgpack.Decoder(Step, strict=True)
+_FACTS = msgspec.msgpack.Decoder(tuple[Facts, ContextParams], strict=True)
+_ENCODE = msgspec.msgpack.Encoder().encode
+
+
+class SandboxError(RuntimeError):
+    """The subject cannot be started at all; the message says why."""
+
+
+@dataclass
+class Limits:
+    """What a child may use. `memory_mb` is address space, 0 for none; `hang` fixes the time limit instead of measuring it."""
+
+    memory_mb: int = 4096
+    hang: float | None = None
+
+
+@dataclass
+class Stats:
+    """Counters of one sandbox."""
+
+    runs: int = 0
+    deaths: int = 0
+    hangs: int = 0
+    max_rss_kb: int = 0
+    slowest: float = 0.0
+    restart: list[float] = field(default_factory=list)
+
+
+class Sandbox:
+    """A place where scenarios run.
+
+    shim: compiled shim (subjects.builds). models: (path, n_gpu_layers) to load before the first fork. in_flight: called with the
+    scenario that is about to run, to put it where a kill of this process cannot lose it.
+
+    Raises SandboxError when the library or a model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        shim: Path,
+        models: Sequence[tuple[Path, int]] = (),
+        *,
+        limits: Limits | None = None,
+        in_flight: Callable[[Scenario], None] | None = None,
+        env: dict[str, str] | None = None,
+    ):
+        self.shim, self.models = shim, list(models)
+        self.limits = limits or Limits()
+        self.in_flight = in_flight
+        self.stats = Stats()
+        self._env = {**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
+        self._start()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        req_r, self._requests = os.pipe()
+        self._replies, rep_w = os.pipe()
+        self._control, ctl_w = os.pipe()
+        self._answers = os.memfd_create("redraft-answers")
+        self._stderr = os.memfd_create("redraft-stderr", 0)
+        passed = (req_r, rep_w, ctl_w, self._answers)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "subjects.child", *map(str, passed)],
+            pass_fds=passed, stdin=subprocess.DEVNULL, stdout=self._stderr, stderr=self._stderr, env=self._env, cwd=ROOT,
+            start_new_session=True,  # Ctrl-C in the terminal must not reach children: the campaign ends them
+        )  # fmt: skip
+        for fd in (req_r, rep_w, ctl_w):
+            os.close(fd)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._replies, selectors.EVENT_READ)
+        self._selector.register(self._control, selectors.EVENT_READ)
+        self._worker = 0
+        self._send(_ENCODE(Setup(str(self.shim), [(str(p), n) for p, n in self.models], self.limits.memory_mb)))
+        self._await_worker()
+
+    def close(self) -> None:
+        """End the children and free everything; safe to call twice."""
+        if self._process.returncode is not None and self._requests < 0:
+            return
+        for fd in (self._requests, self._replies, self._control, self._answers, self._stderr):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._requests = -1
+        self._selector.close()
+        if self._worker:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._worker, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+
+    def _send(self, payload: bytes) -> None:
+        data = struct.pack("<I", len(payload)) + payload
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._requests, view) :]
+
+    def _read_control(self) -> Control | None:
+        head = os.read(self._control, 4)
+        if len(head) < 4:
+            return None
+        size = struct.unpack("<I", head)[0]
+        body = b""
+        while len(body) < size:
+            body += os.read(self._control, size - len(body))
+        return _CONTROL.decode(body)
+
+    def _await_worker(self) -> None:
+        control = self._read_control()
+        if control is None or control.what != "began":
+            text = control.text if control else self._stderr_text()[-2000:]
+            self.close()
+            raise SandboxError(text or "the child ended before it began; `redraft doctor` says more")
+        self._worker = control.pid
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, scenario: Scenario, model: Path, *, fresh: bool = True, fault: str = "") -> Trace:
+        """Run one scenario and return its trace; never raises for anything that the library does."""
+        return self.run_many([scenario], model, fresh=fresh, fault=fault)[0]
+
+    def run_many(self, scenarios: Sequence[Scenario], model: Path, *, fresh: bool = True, fault: str = "") -> list[Trace]:
+        """Run several scenarios in one round trip. Where one ends the worker, the rest runs in the next worker."""
+        traces: list[Trace] = []
+        while len(traces) < len(scenarios):
+            rest = scenarios[len(traces) :]
+            if self.in_flight is not None:
+                self.in_flight(rest[0])
+            began = time.monotonic()
+            self._send(_ENCODE([Job(s, str(model), fresh, fault) for s in rest]))
+            end = self._wait(len(rest))
+            spent = time.monotonic() - began
+            got = self._collect(end)
+            traces.extend(got)
+            self.stats.runs += len(got)
+            if end is None:
+                self.stats.slowest = max(self.stats.slowest, spent / len(rest))
+        return traces
+
+    def _limit(self, n: int) -> float:
+        if self.limits.hang is not None:
+            return self.limits.hang * n
+        if self.stats.runs < WARM_RUNS:
+            return FIRST_LIMIT * n
+        return max(HANG_FLOOR, HANG_FACTOR * self.stats.slowest) * n
+
+    def _wait(self, n: int) -> End | None:
+        """Wait for the reply; None when it came, otherwise how the worker ended (and a new worker is there)."""
+        ready = self._selector.select(self._limit(n))
+        hung = not ready
+        if hung:
+            self.stats.hangs += 1
+            os.kill(self._worker, signal.SIGKILL)
+        elif any(key.fd == self._replies for key, _ in ready):
+            os.read(self._replies, 1)
+            return None
+        control = self._read_control()
+        if control is None:
+            raise SandboxError("the sandbox's zygote died: " + self._stderr_text()[-2000:])
+        began = time.monotonic()
+        self.stats.deaths += 1
+        self.stats.max_rss_kb = max(self.stats.max_rss_kb, control.max_rss_kb)
+        self._await_worker()
+        self.stats.restart.append(time.monotonic() - began)
+        del self.stats.restart[:-1000]
+        if hung and self._selector.select(0):
+            os.read(self._replies, 1)  # it replied while it was being killed
+        if hung:
+            return End("hang")
+        if os.WIFSIGNALED(control.status):
+            return End("signal", os.WTERMSIG(control.status))
+        return End("exit", os.WEXITSTATUS(control.status))
+
+    def _stderr_text(self) -> str:
+        size = os.fstat(self._stderr).st_size
+        return os.pread(self._stderr, 1 << 16, max(0, size - (1 << 16))).decode("utf-8", "replace")
+
+    def _take_stderr(self) -> str:
+        text = self._stderr_text()
+        if text:
+            os.ftruncate(self._stderr, 0)
+            os.lseek(self._stderr, 0, os.SEEK_SET)
+        return text
+
+    def _collect(self, end: End | None) -> list[Trace]:
+        """Traces of what is in the answers file: all of them complete, but the last one if the worker ended."""
+        size = os.fstat(self._answers).st_size
+        data = memoryview(os.pread(self._answers, size, 0))
+        traces: list[Trace] = []
+        logits: list[bytes] = []
+        hidden: list[bytes] = []
+        at = 0
+
+        def finish(how: End) -> None:
+            traces[-1].end = how
+            traces[-1].logits, traces[-1].hidden = b"".join(logits), b"".join(hidden)
+            logits.clear()
+            hidden.clear()
+
+        while at + 5 <= len(data):
+            length, kind = struct.unpack_from("<IB", data, at)
+            body = data[at + 5 : at + 5 + length]
+            at += 5 + length
+            if kind == child.RUN:
+                traces.append(Trace([], [], End("ok")))
+            elif kind == child.FACTS:
+                facts, params = _FACTS.decode(body)
+                traces[-1].facts.append(facts)
+                traces[-1].params.append(params)
+            elif kind == child.STEP:
+                step = _STEP.decode(body)
+                steps = traces[-1].steps
+                if steps and steps[-1].op == step.op:
+                    steps[-1] = step
+                else:
+                    steps.append(step)
+            elif kind == child.LOGITS:
+                logits.append(bytes(body))
+            elif kind == child.HIDDEN:
+                hidden.append(bytes(body))
+            elif kind == child.REFUSED:
+                finish(End("error", 0, bytes(body).decode("utf-8", "replace")))
+            elif kind == child.END:
+                finish(End("ok"))
+        if end is not None:
+            if not traces:
+                traces.append(Trace([], [], End("ok")))
+            finish(end)
+            traces[-1].stderr = self._take_stderr()
+        return traces

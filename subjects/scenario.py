@@ -1,0 +1,312 @@
+"""Scenarios: the programs that redraft runs on llama.cpp, as plain data.
+
+A scenario is a model, the parameters of a context and a list of operations. It is a tagged union of msgspec structs with
+strict JSON (unknown keys, duplicate keys and NaN are refused) and a version, so that a file of today is either read as it was
+meant or refused.
+
+Positions and tokens are symbolic where a reducer must be able to drop an operation and keep the rest meaningful: "append 5
+tokens of stream 3 to sequence 0", "cut the last 2". `subjects.runner` resolves them while it runs, and the trace records what
+they became.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal, get_args
+
+import msgspec
+
+VERSION = 1
+
+# llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY and LLAMA_STATE_SEQ_FLAGS_ON_DEVICE
+PARTIAL = 1
+ON_DEVICE = 2
+
+Anchor = Literal["start", "end", "open"]
+Outputs = Literal["none", "last", "all"]
+Medium = Literal["buffer", "file"]
+Mutation = Literal["truncate", "extend", "flip", "zero", "set_u32"]
+Query = Literal["positions", "size", "size_all", "can_shift"]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of everything that is stored: immutable, strict, compared by value."""
+
+
+class Edge(Record):
+    """One end of a position range, relative to the sequence it is applied to.
+
+    `start` is position 0 plus `d`; `end` is the sequence's next free position plus `d` (so `end`-2 begins the last two
+    tokens); `open` is llama.h's negative position, "from the beginning" or "to infinity".
+    """
+
+    at: Anchor = "open"
+    d: int = 0
+
+
+OPEN = Edge()
+
+
+class Part(Record):
+    """The rows of one sequence in one batch: `n` tokens of `stream` at the next positions, or the given `tokens`.
+
+    `tokens` is what references and reproducers use; generated programs use streams, so that history stays meaningful when
+    the reducer drops an operation.
+    """
+
+    seq: int
+    n: int
+    stream: int = 0
+    out: Outputs = "last"
+    tokens: tuple[int, ...] | None = None
+
+
+class Op(Record, tag_field="op"):
+    """One operation of a program; the subclasses are the whole vocabulary."""
+
+
+class Decode(Op, tag="decode"):
+    """One llama_decode of one or several sequences.
+
+    `interleave` orders the rows round robin over the parts instead of part after part. `abort_after` makes the abort
+    callback return true at its n-th call (None: no callback fires).
+    """
+
+    parts: tuple[Part, ...]
+    interleave: bool = False
+    abort_after: int | None = None
+
+
+class Draft(Op, tag="draft"):
+    """Greedy redraft: `n` single-token decodes of one sequence, each feeding the arg max of the row before.
+
+    The first token is `stream`'s token at the next position, so a draft needs no earlier output.
+    """
+
+    seq: int
+    n: int
+    stream: int = 0
+
+
+class Save(Op, tag="save"):
+    """llama_state_seq_get_data_ext (or _save_file) of one sequence into a host slot. `again` saves twice in a row."""
+
+    seq: int
+    slot: int
+    flags: int = 0
+    medium: Medium = "buffer"
+    again: bool = False
+
+
+class Restore(Op, tag="restore"):
+    """llama_state_seq_set_data_ext (or _load_file) of a slot into sequence `seq`, with the flags of the slot.
+
+    `times` restores several times in a row; `resave` saves the sequence again afterwards (same flags) for comparison.
+    """
+
+    seq: int
+    slot: int
+    times: int = 1
+    resave: bool = False
+
+
+class SaveAll(Op, tag="save_all"):
+    """llama_state_get_data (or llama_state_save_file): the whole context into a slot."""
+
+    slot: int
+    medium: Medium = "buffer"
+    again: bool = False
+
+
+class RestoreAll(Op, tag="restore_all"):
+    """llama_state_set_data (or llama_state_load_file) of a whole-context slot."""
+
+    slot: int
+    times: int = 1
+    resave: bool = False
+
+
+class SeqRm(Op, tag="seq_rm"):
+    """llama_memory_seq_rm; `seq` -1 means every sequence."""
+
+    seq: int
+    lo: Edge = OPEN
+    hi: Edge = OPEN
+
+
+class SeqCp(Op, tag="seq_cp"):
+    """llama_memory_seq_cp."""
+
+    src: int
+    dst: int
+    lo: Edge = OPEN
+    hi: Edge = OPEN
+
+
+class SeqKeep(Op, tag="seq_keep"):
+    """llama_memory_seq_keep."""
+
+    seq: int
+
+
+class SeqAdd(Op, tag="seq_add"):
+    """llama_memory_seq_add."""
+
+    seq: int
+    delta: int
+    lo: Edge = OPEN
+    hi: Edge = OPEN
+
+
+class SeqDiv(Op, tag="seq_div"):
+    """llama_memory_seq_div."""
+
+    seq: int
+    d: int
+    lo: Edge = OPEN
+    hi: Edge = OPEN
+
+
+class Clear(Op, tag="clear"):
+    """llama_memory_clear."""
+
+    data: bool = True
+
+
+class Reopen(Op, tag="reopen"):
+    """Free the context and make a new one, with `params` if given. Host slots survive, device snapshots do not."""
+
+    params: ContextParams | None = None
+
+
+class Corrupt(Op, tag="corrupt"):
+    """Change the saved bytes of a slot, in place: `at` is a fraction of its length in 1/1000, `n` an amount or a value."""
+
+    slot: int
+    how: Mutation
+    at: int = 0
+    n: int = 1
+
+
+class Ask(Op, tag="ask"):
+    """Read-only queries; they must change nothing."""
+
+    what: Query
+    seq: int = 0
+    flags: int = 0
+
+
+AnyOp = (
+    Decode | Draft | Save | Restore | SaveAll | RestoreAll | SeqRm | SeqCp | SeqKeep | SeqAdd | SeqDiv | Clear | Reopen | Corrupt | Ask
+)
+OP_TYPES: tuple[type[Op], ...] = get_args(AnyOp)
+OP_NAMES: tuple[str, ...] = tuple(str(t.__struct_config__.tag) for t in OP_TYPES)
+
+# ggml_type numbers that K/V caches are tested with (ggml.h)
+KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
+GGML_TYPE: dict[str, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
+
+
+class ContextParams(Record):
+    """The context parameters that are part of a scenario (llama_context_params); defaults are the strict setting.
+
+    Strict means: one thread, flash attention off, F32 K and V, where honest differences are smallest.
+    """
+
+    n_ctx: int = 256
+    n_batch: int = 64
+    n_ubatch: int = 32
+    n_seq_max: int = 2
+    n_rs_seq: int = 0
+    kv_unified: bool = False
+    type_k: KvType = "f32"
+    type_v: KvType = "f32"
+    flash_attn: bool = False
+    swa_full: bool = False
+    offload_kqv: bool = False
+    n_threads: int = 1
+    embeddings: bool = False
+
+
+class ModelRef(Record):
+    """What is loaded: a recipe by name, version and seed, or a GGUF by path; the file's hash tells if it is still the same."""
+
+    recipe: str | None = None
+    version: int = 1
+    seed: int = 0
+    path: str | None = None
+    sha256: str | None = None
+    n_gpu_layers: int = 0
+
+    def label(self) -> str:
+        """Short name for people."""
+        return self.recipe if self.recipe is not None else (self.path or "?").rsplit("/", 1)[-1]
+
+
+class Scenario(Record):
+    """A program. `note` is for people and takes no part in `key`."""
+
+    model: ModelRef
+    ops: tuple[AnyOp, ...]
+    params: ContextParams = ContextParams()
+    misuse: bool = False
+    note: str = ""
+    version: int = VERSION
+
+    def key(self) -> str:
+        """SHA-256 (16 hex digits) of everything that is executed; equal programs have equal keys."""
+        bare = msgspec.structs.replace(self, note="")
+        return hashlib.sha256(ENCODER.encode(bare)).hexdigest()[:16]
+
+
+ENCODER = msgspec.json.Encoder(order="deterministic")
+_DECODER = msgspec.json.Decoder(Scenario, strict=True)
+
+
+class BadScenario(ValueError):
+    """A file that is no scenario of this version; the message says where and why."""
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [k for k, _ in pairs]
+    if len(set(keys)) != len(keys):
+        raise BadScenario(f"duplicate key {next(k for k in keys if keys.count(k) > 1)!r}")
+    return dict(pairs)
+
+
+def _no_constant(text: str) -> Any:
+    raise BadScenario(f"{text} is not allowed")
+
+
+def dumps(scenario: Scenario, *, indent: int = 2) -> str:
+    """JSON text of a scenario, stable, defaults included, with a final newline."""
+    return msgspec.json.format(ENCODER.encode(scenario), indent=indent).decode() + "\n"
+
+
+def loads(text: str | bytes) -> Scenario:
+    """Parse a scenario strictly.
+
+    Raises:
+        BadScenario: not JSON, another version, unknown or duplicate keys, wrong types, NaN or Infinity.
+    """
+    try:
+        # msgspec keeps the last of two equal keys silently, so the standard library looks first.
+        raw = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except json.JSONDecodeError as e:
+        raise BadScenario(f"not JSON: {e}") from None
+    if not isinstance(raw, dict) or raw.get("version", VERSION) != VERSION:
+        got = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
+        raise BadScenario(f"scenario version {got!r}, this redraft reads version {VERSION}")
+    try:
+        return _DECODER.decode(text)
+    except msgspec.DecodeError as e:
+        raise BadScenario(str(e)) from None
+
+
+def token(stream: int, pos: int, n_vocab: int) -> int:
+    """The token that `stream` holds at `pos`: a fixed hash, so that equal positions of one stream always agree."""
+    x = (stream * 0x9E3779B97F4A7C15 + (pos + 1) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    x ^= x >> 29
+    x = (x * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return int((x >> 32) % n_vocab)
