@@ -24,7 +24,18 @@ from typing import Literal
 from subjects import shimcache
 from subjects.shimcache import BadBuild, cache_dir, check_loads, compiler_line
 
-__all__ = ["BadBuild", "Build", "cache_dir", "check_loads", "compile_shim", "environment", "find_build", "system_info"]
+__all__ = [
+    "BadBuild",
+    "Build",
+    "cache_dir",
+    "check_loads",
+    "compile_shim",
+    "compiler_line",
+    "environment",
+    "find_build",
+    "shim_path",
+    "system_info",
+]
 
 Kind = Literal["package", "tree", "prefix"]
 
@@ -32,7 +43,10 @@ SUFFIXES = (".dylib", ".so") if sys.platform == "darwin" else (".so", ".dylib")
 PACKAGES = ("redraft", "llama-cpp-python", "gguf", "hypothesis", "msgspec", "numpy", "rich")
 """Distributions whose versions belong to a finding."""
 
-_SHARED = "build it with -DBUILD_SHARED_LIBS=ON (cmake -B build -DBUILD_SHARED_LIBS=ON && cmake --build build --target llama)"
+_SHARED = (
+    "build the target llama with -DBUILD_SHARED_LIBS=ON "
+    "(cmake -B build -DBUILD_SHARED_LIBS=ON && cmake --build build --target llama)"
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ class Build:
     version: str | None
     """llama.cpp's own version and commit, where the build tells"""
     fingerprint: str
-    """16 hex digits over the contents of libraries, headers and shim, and the compiler's version; says nothing about where"""
+    """16 hex digits over the contents of libraries, headers and shim and the compiler's version; the same anywhere"""
 
     def libraries(self) -> list[Path]:
         """libllama and everything of ggml beside it, one file a library."""
@@ -68,8 +82,8 @@ class Build:
 def find_build(path: Path | None = None) -> Build:
     """The build at `path`, or the installed llama-cpp-python.
 
-    `path` may be a llama.cpp source tree with one build inside, a build directory, an install prefix, or a site-packages
-    directory.
+    `path` may be a llama.cpp source tree with one build inside, a build directory, an install prefix, or a
+    site-packages directory.
 
     Raises:
         BadBuild: nothing usable there; the message says what was looked for, where, and what to do.
@@ -83,8 +97,8 @@ def _installed() -> Build:
     places = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     if not places:
         raise BadBuild(
-            "no build given and llama-cpp-python is not installed in this Python: run ci/setup (or pip install llama-cpp-python), or "
-            "name a build of llama.cpp"
+            "no build given and llama-cpp-python is not installed in this Python: run ci/setup (or pip install "
+            "llama-cpp-python), or name a build of llama.cpp"
         )
     libdirs = [p / "lib" for p in places]
     libllama = _library_in(libdirs)
@@ -105,8 +119,8 @@ def _installed() -> Build:
     include = _headers(headers)
     if include is None:
         raise BadBuild(
-            f"the installed llama-cpp-python brings no llama.h and ggml.h: looked in {_list(headers)}; take a version that installs its "
-            "headers (0.3.36 does), or name a build of llama.cpp"
+            f"the installed llama-cpp-python brings no llama.h and ggml.h: looked in {_list(headers)}; take a version "
+            "that installs its headers (0.3.36 does), or name a build of llama.cpp"
         )
     name = f"llama-cpp-python {version}" if version else "llama-cpp-python"
     return _build(name, "package", include, libllama, [], [p.parent / "lib/cmake/llama" for p in places])
@@ -115,8 +129,8 @@ def _installed() -> Build:
 def _at(path: Path) -> Build:
     if not path.is_dir():
         raise BadBuild(
-            f"{path} is {'a file' if path.exists() else 'not there'}; name a directory: a llama.cpp tree with a build inside, a build "
-            "directory, or an install prefix"
+            f"{path} is {'a file' if path.exists() else 'not there'}; name a directory: a llama.cpp tree with a build "
+            "inside, a build directory, or an install prefix"
         )
     if (path / "CMakeCache.txt").is_file():
         return _build_directory(path)
@@ -131,8 +145,8 @@ def _tree(path: Path) -> Build:
     if len(built) > 1:
         raise BadBuild(f"{path} has several builds: {_list(built)}; name the one to test")
     if not built:
-        where = candidates or [path / "build"]
-        raise BadBuild(_no_library(f"{path} is a llama.cpp tree without a build", [d for p in where for d in _build_libdirs(p)]))
+        looked = [d for p in candidates or [path / "build"] for d in _build_libdirs(p)]
+        raise BadBuild(_no_library(f"{path} is a llama.cpp tree without a build", looked))
     return _build_directory(built[0], tree=path)
 
 
@@ -151,9 +165,9 @@ def _build_directory(path: Path, tree: Path | None = None) -> Build:
     include = _headers(dirs)
     if include is None:
         raise BadBuild(
-            f"{path} has a libllama, but llama.h and ggml.h of its sources are gone: looked in {_list(dirs) or 'CMakeCache.txt, which names none'}; "
-            "put the sources back, or install the build (cmake --install) and name the prefix"
-        )  # fmt: skip
+            f"{path} has a libllama, but llama.h and ggml.h of its sources are gone: looked in {_list(dirs)}, after "
+            "CMakeCache.txt; put the sources back, or install the build (cmake --install) and name the prefix"
+        )
     owner = include[0].parent
     name = f"{_label(owner)}/{path.name}" if path.parent == owner else _label(path)
     return _build(name, "tree", include, libllama, libdirs, [path])
@@ -161,25 +175,27 @@ def _build_directory(path: Path, tree: Path | None = None) -> Build:
 
 def _homes(build: Path) -> list[Path]:
     # llama.cpp may be a part of another project, and a build may have been moved together with its sources.
-    cache = (build / "CMakeCache.txt").read_text("utf-8", "replace") if (build / "CMakeCache.txt").is_file() else ""
-    found = re.findall(r"^(?:llama\.cpp_SOURCE_DIR|CMAKE_HOME_DIRECTORY):\w+=(.+)$", cache, re.M)
-    homes = [Path(p) for p in sorted(found, key=lambda p: p not in re.findall(r"^llama\.cpp_SOURCE_DIR:\w+=(.+)$", cache, re.M))]
+    cache = (build / "CMakeCache.txt").read_text("utf-8", "replace")
+    said = dict(re.findall(r"^(llama\.cpp_SOURCE_DIR|CMAKE_HOME_DIRECTORY):\w+=(.+)$", cache, re.M))
+    homes = [Path(said[k]) for k in ("llama.cpp_SOURCE_DIR", "CMAKE_HOME_DIRECTORY") if k in said]
     return list(dict.fromkeys([*homes, build.parent]))
 
 
 def _prefix(path: Path) -> Build:
     # llama_cpp/lib first: in site-packages it is what llama_cpp itself loads.
-    libdirs = [path / d for d in ("llama_cpp/lib", "lib", "lib64", *(str(p.relative_to(path)) for p in path.glob("lib/*-linux-gnu*")), "bin")]
+    dirs = [path / d for d in ("llama_cpp/lib", "lib", "lib64", "bin")]
+    libdirs = [*dirs, *sorted(path.glob("lib/*-linux-gnu*"))]
     libllama = _library_in(libdirs)
     include = _headers([path / "include"])
     if libllama is None:
-        what = "has llama.h but no libllama" if include else "is neither a llama.cpp tree, nor a build directory, nor an install prefix"
+        nothing = "is neither a llama.cpp tree, nor a build directory, nor an install prefix"
+        what = "has llama.h but no libllama" if include else nothing
         builds = [d for p in sorted(path.glob("build*")) if p.is_dir() for d in _build_libdirs(p)[:1]]
         raise BadBuild(_no_library(f"{path} {what}", [*libdirs, *builds]))
     if include is None:
         raise BadBuild(
-            f"{path} has {libllama.name}, but no llama.h and ggml.h: looked in {path / 'include'}; install the build with its headers "
-            "(cmake --install), or name the source tree or the build directory"
+            f"{path} has {libllama.name}, but no llama.h and ggml.h: looked in {path / 'include'}; install the build "
+            "with its headers (cmake --install), or name the source tree or the build directory"
         )
     name = "site-packages" if path.name == "site-packages" else _label(path)
     return _build(name, "prefix", include, libllama, [], [path / d / "cmake/llama" for d in ("lib", "lib64")])
@@ -240,7 +256,9 @@ def _libraries(libllama: Path, libdirs: Iterable[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _build(name: str, kind: Kind, include: tuple[Path, ...], libllama: Path, libdirs: Sequence[Path], cmake: Sequence[Path]) -> Build:
+def _build(
+    name: str, kind: Kind, include: tuple[Path, ...], libllama: Path, libdirs: Sequence[Path], cmake: Sequence[Path]
+) -> Build:
     used = (libllama.parent, *(d for d in libdirs if d != libllama.parent and any(d.glob("libggml*.*"))))
     return Build(
         name=name,
@@ -262,7 +280,8 @@ def _version(dirs: Iterable[Path]) -> str | None:
                 continue
             facts = dict(re.findall(r"^set\((LLAMA_VERSION|LLAMA_BUILD_COMMIT)\s+\"?([\w.+-]+)\"?\)", text, re.M))
             if facts:
-                return " ".join(["llama.cpp", *(facts[k] for k in ("LLAMA_VERSION", "LLAMA_BUILD_COMMIT") if k in facts)])
+                known = [facts[k] for k in ("LLAMA_VERSION", "LLAMA_BUILD_COMMIT") if k in facts]
+                return " ".join(["llama.cpp", *known])
     return None
 
 
@@ -273,12 +292,18 @@ def _fingerprint(include: Iterable[Path], libraries: Iterable[Path], source: Pat
     parts += [(name, shimcache.file_hash(p)) for name, p in headers.items()]
     for name, digest in sorted(parts):
         h.update(f"{name} {digest}\n".encode())
-    h.update(f"shim {hashlib.sha256(source.read_bytes()).hexdigest()}\n{compiler_line()}\n{' '.join(shimcache.FLAGS)}\n".encode())
+    shim = hashlib.sha256(source.read_bytes()).hexdigest()
+    h.update(f"shim {shim}\n{compiler_line()}\n{' '.join(shimcache.FLAGS)}\n".encode())
     return h.hexdigest()[:16]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Using
+
+
+def shim_path(build: Build) -> Path:
+    """Where the compiled shim for a build is, or will be."""
+    return shimcache.place(build.fingerprint, build.linked())
 
 
 def compile_shim(build: Build) -> Path:
@@ -300,12 +325,14 @@ print(json.dumps(Shim(pathlib.Path(sys.argv[2])).system_info()))
 
 @functools.lru_cache
 def system_info(shim: Path) -> str:
-    """llama_print_system_info of the library behind a compiled shim, asked in a child. Raises BadBuild where it gives none."""
+    """llama_print_system_info of the library behind a compiled shim, asked in a child.
+
+    Raises:
+        BadBuild: the child died or gave none.
+    """
     command = [sys.executable, "-c", _SYSTEM_INFO, str(Path(__file__).resolve().parents[1]), str(shim)]
     try:
-        p = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=shimcache.child_env(), timeout=120, check=False
-        )
+        p = shimcache.run_quietly(command, shimcache.child_env(), 120)
     except subprocess.TimeoutExpired:
         raise BadBuild("llama_print_system_info took more than 120 s") from None
     try:

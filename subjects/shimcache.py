@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,8 +42,29 @@ def cache_dir() -> Path:
 
 
 def child_env() -> dict[str, str]:
-    """Environment for children that load the library: without it an abort of ggml starts a debugger and takes seconds."""
+    """Environment for children that load the library: otherwise an abort of ggml starts a debugger, for seconds."""
     return {**os.environ, "GGML_NO_BACKTRACE": "1"}
+
+
+def _compiler_env() -> dict[str, str]:
+    # A preloaded sanitizer runtime is meant for the library under test, not for the compiler.
+    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")}
+    # C: the messages are parsed.
+    return {**env, "LC_ALL": "C", "LANGUAGE": "C"}
+
+
+def run_quietly(command: Sequence[str], env: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a child without input, keep its output as text. Raises OSError, subprocess.TimeoutExpired."""
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        env=env,
+        timeout=seconds,
+        check=False,
+    )
 
 
 def compiler() -> list[str]:
@@ -65,21 +86,21 @@ def compiler() -> list[str]:
         if found := shutil.which(name):
             return [found]
     raise BadBuild(
-        "no C++ compiler: looked for $CXX, c++, g++ and clang++ on PATH; the shim is compiled against llama.h on first use, "
-        "so install one (Debian and Ubuntu: apt-get install g++) or set CXX"
+        "no C++ compiler: looked for $CXX, c++, g++ and clang++ on PATH; the shim is compiled against llama.h on first "
+        "use, so install one (Debian and Ubuntu: apt-get install g++) or set CXX"
     )
 
 
 @functools.lru_cache
 def _version_line(command: tuple[str, ...]) -> str:
     try:
-        p = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60, check=False)
+        p = run_quietly([*command, "--version"], _compiler_env(), 60)
     except (OSError, subprocess.TimeoutExpired) as e:
         raise BadBuild(f"{shlex.join(command)} --version: {e}; set CXX to a C++17 compiler") from None
     lines = p.stdout.strip().splitlines()
     if p.returncode or not lines:
         said = p.stderr.strip()[:300]
-        raise BadBuild(f"{shlex.join(command)} --version ended with {p.returncode}: {said}; set CXX to a C++17 compiler")
+        raise BadBuild(f"{shlex.join(command)} --version: {p.returncode}, {said}; set CXX to a C++17 compiler")
     return lines[0]
 
 
@@ -89,7 +110,7 @@ def compiler_line() -> str:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 (hex) of a file; remembered in the cache by path, size and times, since CUDA libraries take seconds to read."""
+    """SHA-256 (hex) of a file; remembered in the cache by path, size and times, since CUDA libraries are large."""
     path = path.resolve()
     st = path.stat()
     # ctime too: copying with preserved times replaces a library and leaves its mtime alone.
@@ -126,19 +147,24 @@ def _replace(path: Path, data: bytes) -> None:
 # Compiling
 
 
+def place(fingerprint: str, link: Sequence[Path]) -> Path:
+    """Where the shim for a build is kept."""
+    # Where the libraries are is burnt into the shim, so an equal build elsewhere gets one of its own.
+    where = hashlib.sha256("\0".join(str(p.absolute()) for p in link).encode()).hexdigest()[:8]
+    return cache_dir() / "shims" / f"{fingerprint}-{where}.so"
+
+
 def compile_into_cache(fingerprint: str, include: Sequence[Path], link: Sequence[Path], source: Path = SOURCE) -> Path:
     """The compiled shim for a build, from the cache or made now. Any number of processes may ask at once.
 
-    `link` are the libraries to link, libllama first; their directories become the shim's search path. What is in the cache has
-    loaded once.
+    `link` are the libraries to link, libllama first; their directories become the shim's search path. What is in the
+    cache has loaded once.
 
     Raises:
         BadBuild: no compiler, no cache, llama.h says something else than the shim, or the result does not load.
     """
-    # Where the libraries are is burnt into the shim, so an equal build elsewhere gets one of its own.
-    place = hashlib.sha256("\0".join(str(p.absolute()) for p in link).encode()).hexdigest()[:8]
-    shims = cache_dir() / "shims"
-    done = shims / f"{fingerprint}-{place}.so"
+    done = place(fingerprint, link)
+    shims = done.parent
     if done.is_file():
         return done
     try:
@@ -150,7 +176,7 @@ def compile_into_cache(fingerprint: str, include: Sequence[Path], link: Sequence
             # Atomic: a second process that did the same work replaces it by an equal one.
             os.replace(made, done)
     except OSError as e:
-        raise BadBuild(f"the cache {shims} cannot be used: {e}; set REDRAFT_CACHE to a directory that can be written") from e
+        raise BadBuild(f"the cache {shims} cannot be used: {e}; set REDRAFT_CACHE to a writable directory") from e
     return done
 
 
@@ -158,8 +184,8 @@ def compile_command(to: Path, include: Sequence[Path], link: Sequence[Path], sou
     """The compiler's command line."""
     command = [*compiler(), *FLAGS, *(f"-I{p}" for p in include), str(source), "-o", str(to)]
     if sys.platform == "linux":
-        # DT_RPATH instead of DT_RUNPATH: it holds for the libraries' own dependencies as well (`cmake --install` strips theirs)
-        # and goes before LD_LIBRARY_PATH. Every library is linked although the shim calls few of them, to pin them all.
+        # DT_RPATH instead of DT_RUNPATH: it holds for the libraries' own dependencies as well (`cmake --install` strips
+        # theirs) and goes before LD_LIBRARY_PATH. All are linked although the shim calls few of them, to pin them all.
         command += ["-Xlinker", "--disable-new-dtags", "-Xlinker", "--no-as-needed"]
     command += [str(p) for p in link]
     for d in dict.fromkeys(p.parent.absolute() for p in link):
@@ -168,15 +194,9 @@ def compile_command(to: Path, include: Sequence[Path], link: Sequence[Path], sou
 
 
 def _compile(to: Path, include: Sequence[Path], link: Sequence[Path], source: Path) -> None:
-    # A preloaded sanitizer runtime is meant for the library under test, not for the compiler.
-    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")}
-    # C: the messages are parsed.
-    env |= {"LC_ALL": "C", "LANGUAGE": "C"}
     command = compile_command(to, include, link, source)
     try:
-        p = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=env, timeout=_COMPILE_SECONDS, check=False
-        )
+        p = run_quietly(command, _compiler_env(), _COMPILE_SECONDS)
     except subprocess.TimeoutExpired:
         raise BadBuild(f"compiling the shim took more than {_COMPILE_SECONDS} s: {shlex.join(command)}") from None
     if p.returncode:
@@ -185,39 +205,41 @@ def _compile(to: Path, include: Sequence[Path], link: Sequence[Path], source: Pa
 
 @dataclass
 class Moved:
-    """One thing that llama.h of a build says differently from what the shim expects, and the shim's lines that need it."""
+    """One thing that a build's llama.h says otherwise than the shim expects, and the shim's lines that need it."""
 
     what: str
     uses: str
     lines: list[int] = field(default_factory=list)
+    hint: str = ""
 
     def __str__(self) -> str:
-        where = ", ".join(map(str, self.lines))
-        return f"{self.what}; {SOURCE.name}:{where} {self.uses if len(self.lines) == 1 else _PLURAL[self.uses]} it"
+        text = self.what
+        if self.lines:
+            verb = self.uses if len(self.lines) == 1 else self.uses.removesuffix("s")
+            text += f"; {SOURCE.name}:{', '.join(map(str, self.lines))} {verb} it"
+        return f"{text} (the compiler suggests {self.hint})" if self.hint else text
 
 
-_PLURAL = {"uses": "use", "calls": "call", "needs": "need"}
-_Q = "['\u2018\u2019\"`]"
-_NAME = r"(\w+)"
-# (regular expression on the text after "error: ", what it means, the verb). g++'s wording first, then clang's.
-_WORDINGS: list[tuple[re.Pattern[str], str, str]] = [
-    (re.compile(p.replace("Q", _Q).replace("NAME", _NAME)), what, verb)
-    for p, what, verb in (
-        (r"QNAMEQ (?:was not declared in this scope|has not been declared)", "llama.h of this build has no {0}", "uses"),
-        (r"QNAMEQ does not name a type", "llama.h of this build has no type {0}", "uses"),
+# What follows "error: " in the words of g++ and of clang, what it means, and what the shim does with it. Names: Q is a
+# quote, NAME an identifier. {more} says which way a number of arguments is off.
+_WORDINGS = [
+    (re.compile(pattern.replace("Q", "['\u2018\u2019\"`]").replace("NAME", r"(\w+)")), what, verb)
+    for pattern, what, verb in (
+        (r"QNAMEQ (?:was not|has not been) declared", "llama.h of this build has no {0}", "uses"),
         (r"use of undeclared identifier QNAMEQ", "llama.h of this build has no {0}", "uses"),
+        (r"QNAMEQ does not name a type", "llama.h of this build has no type {0}", "uses"),
         (r"unknown type name QNAMEQ", "llama.h of this build has no type {0}", "uses"),
-        (r"Q(?:struct )?NAMEQ(?: \{aka .*?\})? has no member named QNAMEQ", "{0} of this build has no member {1}", "uses"),
+        (r"Q(?:struct )?NAMEQ(?: \{.*?\})? has no member named QNAMEQ", "{0} of this build has no member {1}", "uses"),
         (r"no member named QNAMEQ in Q(?:struct )?NAMEQ", "{1} of this build has no member {0}", "uses"),
-        (r"too (many|few) arguments to function Q(?:[^'\u2019]*?[ *&])?NAMEQ?\(", "{1} of this build takes {fewer} arguments", "calls"),
-        (r"too (many|few) arguments to function call, expected (?:at \w+ )?(?:single argument \w+|\d+)", "{1} takes {fewer} arguments", "calls"),
+        (r"too (many|few) arguments to function Q[^(]*?\bNAME\(", "{1} of this build takes {more} arguments", "calls"),
+        (r"too (many|few) arguments to function call", "{1} of this build takes {more} arguments", "calls"),
         (r"no matching function for call to QNAME", "{0} of this build takes other arguments", "calls"),
-        (r"QNAMEQ is deprecated", "{0} of this build is deprecated", "uses"),
-        (r"((?:invalid conversion|cannot convert|no viable conversion|cannot initialize|assigning to) .*)", "a type is another one: {0}", "needs"),
-        (r"NAME(?:\.h): No such file or directory", "headers of this build lack {0}.h", "needs"),
-        (r"Q([\w./-]+\.h)Q file not found", "headers of this build lack {0}", "needs"),
+        (r"((?:invalid conversion|cannot (?:convert|initialize)|assigning to) .*)", "other types: {0}", "needs"),
+        (r"([\w./-]+\.h): No such file", "the headers of this build lack {0}", "needs"),
+        (r"Q([\w./-]+\.h)Q file not found", "the headers of this build lack {0}", "needs"),
     )
-]  # fmt: skip
+]
+_THEIRS = re.compile(r"llama|ggml|gguf|LLAMA|GGML|GGUF")
 _ERROR_LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>.*)$")
 
 
@@ -240,26 +262,29 @@ def what_moved(errors: str, source: str = SOURCE.name) -> list[Moved]:
             if not hit:
                 continue
             groups = list(hit.groups())
-            if "{fewer}" in what:
-                if len(groups) < 2:  # clang names the function in a note
-                    groups.append(_declared_note(lines[i + 1 :]) or "a function of this build")
-                what = what.replace("{fewer}", "fewer" if groups[0] == "many" else "more")
-            text = what.format(*groups)
-            entry = found.setdefault(text, Moved(text, verb))
+            if "{more}" in what and len(groups) < 2:
+                groups.append(_declared_note(lines[i + 1 :]) or "a function")  # clang names it in a note
+            if "has no {0}" in what and not _THEIRS.match(groups[0]):
+                break  # a name of the shim itself that an earlier error left without a declaration
+            text = what.format(*groups, more="fewer" if groups[0] == "many" else "more")
+            hint = re.search(r"; did you mean '(\w+)'\?", m["text"])
+            entry = found.setdefault(text, Moved(text, verb, hint=hint[1] if hint else ""))
             if here and int(m["line"]) not in entry.lines:
                 entry.lines.append(int(m["line"]))
             break
         else:
-            if re.search(r"\b(llama|ggml)_\w+|\bLLAMA_\w+", m["text"]):
+            if re.search(r"\b(?:llama|ggml|LLAMA|GGML)_\w+", m["text"]):
                 found.setdefault(m["text"], Moved(m["text"], "needs", [int(m["line"])]))
-    return list(found.values())
+    # A wrong type is said once more by the number of arguments.
+    named = {n for x in found.values() if x.uses != "needs" for n in x.lines}
+    return [x for x in found.values() if x.uses != "needs" or not x.lines or not named.issuperset(x.lines)]
 
 
 def _declared_note(rest: Iterable[str]) -> str | None:
     for line in rest:
         if _ERROR_LINE.match(line):
             return None
-        if m := re.search(rf"note: {_Q}(\w+){_Q} declared here", line):
+        if m := re.search(r"note: '(\w+)' declared here", line):
             return m[1]
     return None
 
@@ -272,8 +297,8 @@ def compile_message(errors: str, source: str, command: str) -> str:
     if moved:
         head = ["the shim does not compile against the headers of this build:", *(f"  - {m}" for m in moved)]
         advice = (
-            "Its llama.h is older or newer than what subjects/shim.cpp was written for: take a release nearer to the installed "
-            "llama-cpp-python, or adapt subjects/shim.cpp."
+            "Its llama.h is older or newer than what subjects/shim.cpp was written for: take a release nearer to the "
+            "pinned llama-cpp-python, or adapt subjects/shim.cpp."
         )
     else:
         head = ["the shim does not compile:"]
@@ -300,16 +325,14 @@ print(json.dumps({"mapped": mapped}))
 
 
 def check_loads(shim: Path, link: Sequence[Path] = ()) -> None:
-    """Load a compiled shim in a child process, and see (on Linux) that it brought the libraries in `link` and no others.
+    """Load a compiled shim in a child process; on Linux see too that all it loads lies beside the libraries in `link`.
 
     Raises:
         BadBuild: it does not load, or brings a libllama or libggml from elsewhere; the message says why.
     """
     command = [sys.executable, "-I", "-S", "-c", _LOADER, str(shim)]
     try:
-        p = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=child_env(), timeout=_LOAD_SECONDS, check=False
-        )
+        p = run_quietly(command, child_env(), _LOAD_SECONDS)
     except subprocess.TimeoutExpired:
         raise BadBuild(f"loading the shim took more than {_LOAD_SECONDS} s") from None
     try:
@@ -325,8 +348,8 @@ def check_loads(shim: Path, link: Sequence[Path] = ()) -> None:
     foreign = [p for p in mapped if re.match(r"lib(llama|ggml)\b", p.name) and p.parent not in ours]
     if foreign:
         raise BadBuild(
-            f"the shim loaded {', '.join(map(str, foreign))}, which is not of this build ({', '.join(map(str, sorted(ours)))}); "
-            "unset LD_LIBRARY_PATH and LD_PRELOAD, or take that directory out of them"
+            f"the shim loaded {', '.join(map(str, foreign))}, which is not of this build "
+            f"({', '.join(map(str, sorted(ours)))}); take that directory out of LD_LIBRARY_PATH and LD_PRELOAD"
         )
 
 
@@ -345,21 +368,21 @@ def load_message(error: str) -> str:
         file = Path(symbol.groupdict().get("file") or "shim.so").name
         owner = "libggml" if name.startswith(("ggml_", "gguf_")) else "libllama"
         if file.startswith("lib"):
-            text = f"{owner} lacks {name}, which {file} needs: the libraries are from different versions; build all of them again"
+            text = f"{owner} lacks {name}, which {file} needs: libraries of different versions; build them all again"
         else:
             text = (
-                f"{owner} lacks {name}: headers and library are from different versions; build the library again from the sources "
-                "whose llama.h is there"
+                f"{owner} lacks {name}: headers and library are from different versions; build the library again from "
+                "the sources that this llama.h is of"
             )
     elif missing:
         text = (
-            f"{Path(missing[1]).name} cannot be found: the build is incomplete or was moved; build it again, or add its directory to "
-            "LD_LIBRARY_PATH if it belongs to the system (CUDA, ROCm)"
+            f"{Path(missing[1]).name} cannot be found: the build is incomplete or was moved; build it again, or, if it "
+            "belongs to the system (CUDA, ROCm), add its directory to LD_LIBRARY_PATH"
         )
     elif "GLIBCXX_" in error or "CXXABI_" in error or "GLIBC_" in error:
         text = (
-            "the library was built with a newer C or C++ library than the one here; build it on this machine, or preload its "
-            "libstdc++ with LD_PRELOAD"
+            "the library was built with a newer C or C++ library than the one here; build it on this machine, or put "
+            "its libstdc++ into LD_PRELOAD"
         )
     else:
         text = "the shim does not load"
@@ -375,7 +398,7 @@ def death_message(returncode: int, stderr: str) -> str:
             "(clang++ -print-file-name=libclang_rt.asan-x86_64.so) and ASAN_OPTIONS=detect_leaks=0"
         )
     elif returncode == -signal.SIGILL:
-        text = "the library was built for another CPU (illegal instruction): build it on this machine, or with -DGGML_NATIVE=OFF"
+        text = "the library was built for another CPU (illegal instruction): build it here, or with -DGGML_NATIVE=OFF"
     elif returncode < 0:
         text = f"the process that loaded the library was killed by {_signal_name(-returncode)}"
     else:

@@ -1,0 +1,155 @@
+"""Stepping round faults that are known to be open upstream, by name.
+
+An avoidance knows the trigger of one fault, statically: does this program contain what sets it off? The campaign uses it to tell a
+known finding from a new one with the same signature, and the generator to spend no programs on it. Adding one is one entry in `AVOIDANCES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from fuzz.state import State, Traits, broken
+from subjects.scenario import ON_DEVICE, AnyOp, ContextParams, Decode, Draft, Op, Reopen, Restore, Scenario, SeqRm
+
+
+def _never(_: State, __: Op) -> bool:
+    return False
+
+
+def _any_params(_: ContextParams, __: Traits) -> bool:
+    return False
+
+
+def _keep(params: ContextParams, _: Traits) -> ContextParams:
+    return params
+
+
+@dataclass(frozen=True)
+class Avoidance:
+    """One known fault: `hit` says that an operation sets it off in a state, `params_hit` that a context's parameters do.
+
+    `params_fix` gives parameters near those that do not.
+    """
+
+    name: str
+    about: str
+    hit: Callable[[State, Op], bool] = _never
+    params_hit: Callable[[ContextParams, Traits], bool] = _any_params
+    params_fix: Callable[[ContextParams, Traits], ContextParams] = _keep
+
+
+def _small_ubatch(params: ContextParams, traits: Traits) -> bool:
+    n_rs = params.n_rs_seq if traits.rollback else 0
+    # with embeddings the batch is split by sequence, where nothing asserts (src/llama-memory-hybrid.cpp init_batch(): split_seq);
+    # deepseek4 does not make that difference
+    return n_rs > 0 and params.n_ubatch <= n_rs + 1 and (traits.any_rollback or not params.embeddings)
+
+
+def _ubatch_hit(state: State, op: Op) -> bool:
+    return isinstance(op, Decode | Draft) and _small_ubatch(state.params, state.traits)
+
+
+def _ubatch_fix(params: ContextParams, _: Traits) -> ContextParams:
+    n = params.n_rs_seq + 2
+    return msgspec.structs.replace(params, n_ubatch=n, n_batch=max(n, params.n_batch))
+
+
+def _stale_rollback(state: State, op: Op) -> bool:
+    """Exact only if d <= min(n_rs_seq, k - 1); llama.cpp accepts every d <= n_rs_seq (shared/llama-facts.md)."""
+    if not isinstance(op, SeqRm) or state.traits.any_rollback or not state.n_rs:
+        return False
+    d = state.tail_cut(op)
+    return 0 < d <= state.n_rs and not state.seqs[op.seq].pending and d > state.seqs[op.seq].k - 1
+
+
+def _device(state: State, op: Op) -> bool:
+    if not isinstance(op, Restore):
+        return False
+    slot = state.slots.get(op.slot)
+    return slot is not None and not slot.whole and bool(slot.flags & ON_DEVICE)
+
+
+def _device_corrupt(state: State, op: Op) -> bool:
+    return _device(state, op) and isinstance(op, Restore) and state.slots[op.slot].corrupted
+
+
+def _device_foreign(state: State, op: Op) -> bool:
+    return _device(state, op) and isinstance(op, Restore) and state.slots[op.slot].epoch != state.epoch
+
+
+def _device_older(state: State, op: Op) -> bool:
+    if not isinstance(op, Restore) or not _device(state, op):
+        return False
+    slot = state.slots[op.slot]
+    return slot.epoch == state.epoch and not state.is_newest(slot)
+
+
+AVOIDANCES: dict[str, Avoidance] = {
+    a.name: a
+    for a in (
+        Avoidance(
+            "ubatch-rollback",
+            "decode in a context with n_ubatch <= n_rs_seq + 1: assertion abort",
+            _ubatch_hit,
+            _small_ubatch,
+            _ubatch_fix,
+        ),
+        Avoidance("stale-rollback", "seq_rm of a tail that reaches a recurrent state which was not kept", _stale_rollback),
+        Avoidance("device-corrupt", "restore of an on-device blob that was changed", _device_corrupt),
+        Avoidance("device-foreign", "restore of an on-device handle of another context", _device_foreign),
+        Avoidance("device-older", "restore of an on-device handle after a later on-device save of its sequence", _device_older),
+    )
+}
+
+
+def triggers(name: str, scenario: Scenario, traits: Traits) -> bool:
+    """Whether the program contains the trigger of the fault called `name`. Raises KeyError for an unknown name."""
+    hit = AVOIDANCES[name].hit
+    state = State(traits, scenario.params)
+    for op in scenario.ops:
+        if hit(state, op):
+            return True
+        state.apply(op)
+    return False
+
+
+class Avoider:
+    """A set of avoidances, as the generator uses it. Raises KeyError for an unknown name."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = tuple(sorted(set(names)))
+        self._all = [AVOIDANCES[n] for n in self.names]
+
+    def params(self, params: ContextParams, traits: Traits) -> ContextParams:
+        """The parameters, or near ones that set off nothing."""
+        for a in self._all:
+            if a.params_hit(params, traits):
+                params = a.params_fix(params, traits)
+        return params
+
+    def blocks(self, state: State, op: Op) -> bool:
+        """Whether the operation would set off one of the faults."""
+        return any(a.hit(state, op) for a in self._all)
+
+    def triggers(self, scenario: Scenario, traits: Traits) -> list[str]:
+        """Names of the avoided faults that the program would still set off."""
+        return [n for n in self.names if triggers(n, scenario, traits)]
+
+    def repair(self, scenario: Scenario, traits: Traits) -> Scenario:
+        """The program without what sets off the faults, and without operations that lost their ground by that."""
+        params = self.params(scenario.params, traits)
+        state = State(traits, params)
+        ops: list[AnyOp] = []
+        for op in scenario.ops:
+            if isinstance(op, Reopen) and op.params is not None:
+                op = Reopen(params=self.params(op.params, traits))
+            if self.blocks(state, op) or (not scenario.misuse and broken(state, op)):
+                continue
+            state.apply(op)
+            ops.append(op)
+        if params is scenario.params and len(ops) == len(scenario.ops) and all(a is b for a, b in zip(ops, scenario.ops, strict=True)):
+            return scenario
+        return msgspec.structs.replace(scenario, params=params, ops=tuple(ops))

@@ -1,0 +1,489 @@
+"""Prints a finding as a stand-alone C++ program of plain llama.h, in the manner of a small upstream test."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fuzz.repro import plain
+from fuzz.repro.plain import AskFor, Call, CorruptSlot, DecodeRows, Memory, NewContext, RestoreState, SaveState
+from fuzz.repro.python import HANG_SECONDS, WIDTH, comment, context_fields, params_names, wrap
+from oracles.verdict import Check
+from subjects.runner import FILE_TOKENS
+from subjects.scenario import ContextParams
+
+if TYPE_CHECKING:
+    from fuzz.finding import Finding
+
+COMPILE = (
+    "g++ -std=c++17 repro.cpp -I <llama.cpp>/include -I <llama.cpp>/ggml/include -L <build>/bin -Wl,-rpath,<build>/bin"
+    " -lllama -lggml-base -o repro && ./repro model.gguf"
+)
+
+_INCLUDES = """
+#include "llama.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+"""
+
+_FIXED = """
+static int32_t n_row = 0; // floats in an output row
+
+enum outputs { NONE, LAST, ALL };
+
+struct run {
+    llama_seq_id             seq;
+    llama_pos                pos; // of the first token
+    std::vector<llama_token> tokens;
+    outputs                  out;
+};
+
+typedef std::vector<std::vector<float>> rows_t;
+
+// end where a call answers otherwise than when this was found: from there on it is another program
+static void must(const char * what, int64_t got, int64_t recorded) {
+    if (got != recorded) {
+        printf("not reproduced: %s now answers %lld, not %lld\\n", what, (long long) got, (long long) recorded);
+        exit(0);
+    }
+}
+"""
+
+_HELPERS = {
+    "decode": """
+static int32_t decode(llama_context * ctx, const std::vector<run> & runs, rows_t * rows = nullptr) {
+    int32_t n = 0;
+    for (const run & r : runs) {
+        n += (int32_t) r.tokens.size();
+    }
+    llama_batch batch = llama_batch_init(std::max(n, 1), 0, 1);
+    for (const run & r : runs) {
+        for (size_t k = 0; k < r.tokens.size(); ++k) {
+            const int32_t i = batch.n_tokens++;
+            batch.token   [i]    = r.tokens[k];
+            batch.pos     [i]    = r.pos + (llama_pos) k;
+            batch.n_seq_id[i]    = 1;
+            batch.seq_id  [i][0] = r.seq;
+            batch.logits  [i]    = r.out == ALL || (r.out == LAST && k + 1 == r.tokens.size());
+        }
+    }
+    const int32_t rc = llama_decode(ctx, batch);
+    for (int32_t i = 0; rc == 0 && i < batch.n_tokens; ++i) {
+        const float * row = batch.logits[i] ? @GET@(ctx, i) : nullptr;
+        if (row && rows) {
+            rows->emplace_back(row, row + n_row);
+        }
+    }
+    llama_batch_free(batch);
+    return rc;
+}
+""",
+    "abort": """
+static int64_t abort_after = -1; // calls of the abort callback that are still to return false
+
+static bool on_abort(void *) {
+    return abort_after >= 0 && abort_after-- == 0;
+}
+
+static int32_t decode_abort(int64_t after, llama_context * ctx, const std::vector<run> & runs, rows_t * rows = nullptr) {
+    abort_after = after;
+    llama_set_abort_callback(ctx, on_abort, nullptr);
+    const int32_t rc = decode(ctx, runs, rows);
+    llama_set_abort_callback(ctx, nullptr, nullptr);
+    return rc;
+}
+""",
+    "blobs": """
+struct blob {
+    size_t               size;  // promised by the size query, or given
+    size_t               moved; // as returned
+    std::vector<uint8_t> data;
+};
+
+static std::vector<blob> blobs; // of each save and restore
+""",
+    "save": """
+static size_t save(llama_context * ctx, llama_seq_id seq, llama_state_seq_flags flags, std::vector<uint8_t> & data) {
+    const size_t size = llama_state_seq_get_size_ext(ctx, seq, flags);
+    data.assign(std::max<size_t>(size, 1), 0);
+    const size_t moved = llama_state_seq_get_data_ext(ctx, data.data(), size, seq, flags);
+    data.resize(std::min(moved, size));
+    @BLOB@
+    return moved;
+}
+""",
+    "save_all": """
+static size_t save_all(llama_context * ctx, std::vector<uint8_t> & data) {
+    const size_t size = llama_state_get_size(ctx);
+    data.assign(std::max<size_t>(size, 1), 0);
+    const size_t moved = llama_state_get_data(ctx, data.data(), size);
+    data.resize(std::min(moved, size));
+    @BLOB@
+    return moved;
+}
+""",
+    "restore": """
+static size_t restore(llama_context * ctx, llama_seq_id seq, llama_state_seq_flags flags, const std::vector<uint8_t> & data) {
+    const size_t size  = data.size();
+    const size_t moved = llama_state_seq_set_data_ext(ctx, data.data(), size, seq, flags);
+    @BLOB@
+    return moved;
+}
+""",
+    "restore_all": """
+static size_t restore_all(llama_context * ctx, const std::vector<uint8_t> & data) {
+    const size_t size  = data.size();
+    const size_t moved = llama_state_set_data(ctx, data.data(), size);
+    @BLOB@
+    return moved;
+}
+""",
+    "read_file": """
+static std::vector<uint8_t> read_file(const std::string & path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::vector<uint8_t>(std::istreambuf_iterator<char>(file), {});
+}
+""",
+    "write_file": """
+static void write_file(const std::string & path, const std::vector<uint8_t> & data) {
+    std::ofstream(path, std::ios::binary).write((const char *) data.data(), (std::streamsize) data.size());
+}
+""",
+    "save_file": f"""
+static size_t save_file(llama_context * ctx, llama_seq_id seq, const std::string & path) {{
+    const llama_token tokens[] = {{ {", ".join(map(str, FILE_TOKENS))} }};
+    const size_t moved = llama_state_seq_save_file(ctx, path.c_str(), seq, tokens, {len(FILE_TOKENS)});
+    @FILE@
+    return moved;
+}}
+""",
+    "save_all_file": f"""
+static size_t save_all_file(llama_context * ctx, const std::string & path) {{
+    const llama_token tokens[] = {{ {", ".join(map(str, FILE_TOKENS))} }};
+    const bool ok = llama_state_save_file(ctx, path.c_str(), tokens, {len(FILE_TOKENS)});
+    const std::vector<uint8_t> data = read_file(path);
+    const size_t size  = data.size();
+    const size_t moved = ok ? size : 0;
+    @BLOB@
+    return moved;
+}}
+""",
+    "restore_file": """
+static size_t restore_file(llama_context * ctx, llama_seq_id seq, const std::string & path) {
+    llama_token tokens[64];
+    size_t      n_tokens = 0;
+    const size_t moved = llama_state_seq_load_file(ctx, path.c_str(), seq, tokens, 64, &n_tokens);
+    @FILE@
+    return moved;
+}
+""",
+    "restore_all_file": """
+static size_t restore_all_file(llama_context * ctx, const std::string & path) {
+    llama_token tokens[64];
+    size_t      n_tokens = 0;
+    const bool ok = llama_state_load_file(ctx, path.c_str(), tokens, 64, &n_tokens);
+    const std::vector<uint8_t> data = read_file(path);
+    const size_t size  = data.size();
+    const size_t moved = ok ? size : 0;
+    @BLOB@
+    return moved;
+}
+""",
+}
+
+_MAIN = """
+int main(int argc, char ** argv) {{
+    if (argc != 2) {{
+        fprintf(stderr, "usage: %s model.gguf\\n", argv[0]);
+        return 2;
+    }}
+    setenv("GGML_NO_BACKTRACE", "1", 1);
+    llama_log_set([](ggml_log_level level, const char * text, void *) {{
+        if (level == GGML_LOG_LEVEL_ERROR) {{
+            fputs(text, stderr);
+        }}
+    }}, nullptr);
+    llama_backend_init();
+
+    llama_model_params mparams = llama_model_default_params();
+    mparams.n_gpu_layers = {n_gpu_layers};
+    llama_model * model = llama_model_load_from_file(argv[1], mparams);
+    if (!model) {{
+        fprintf(stderr, "cannot load %s\\n", argv[1]);
+        return 2;
+    }}
+    n_row = {width};
+
+"""
+
+_INDENT = "    "
+
+
+class _Printer:
+    """Collects the statements of one program; `helpers` is what they call."""
+
+    def __init__(self, check: Check, names: dict[ContextParams, str]):
+        self.check, self.names = check, names
+        self.lines: list[str] = []
+        self.helpers: set[str] = {"blobs"} if check.kind == "blob" else set()
+        self.slots: dict[int, str] = {}
+
+    def say(self, text: str) -> None:
+        """Statements, one a line, broken where they are long."""
+        for line in text.splitlines():
+            self.lines.append(wrap(_INDENT + line, _INDENT * 2) if line else "")
+
+    def calls(self, calls: Sequence[Call], *, reference: bool = False) -> None:
+        """One statement a call. Of the subject, the checked step's calls give `got`, `subject` or `blobs`; of a reference, the last."""
+        last = len(calls) - 1
+        begin = len(calls) if reference or self.check.kind == "rows" else plain.first_of(calls, self.check.step)
+        for i, call in enumerate(calls):
+            if call.why:
+                self.lines.append(comment(call.why, "// ", _INDENT))
+            if i == begin and self.check.kind == "blob":
+                self.say("blobs.clear();")
+            if i == begin and self.check.kind == "alive":
+                self.say('printf("the next call must return; the process should survive it\\n");\nfflush(stdout);')
+            capture = ""
+            if i == last and self.check.kind == "rows":
+                capture = "reference" if reference else "subject"
+            elif i >= begin and self.check.kind == "answer":
+                capture = "got"
+            self._call(call, capture, again=i > 0)
+
+    def _call(self, call: Call, capture: str, again: bool) -> None:
+        match call:
+            case NewContext():
+                name = f"new_context_{self.names[call.params].lower()}"
+                self.say(("llama_free(ctx);\n" if again else "") + f"ctx = {name}(model);\nmem = llama_get_memory(ctx);")
+            case DecodeRows():
+                self._decode(call, capture)
+            case Memory():
+                self._memory(call, capture)
+            case SaveState():
+                self._save(call, capture)
+            case RestoreState():
+                self._restore(call, capture)
+            case CorruptSlot():
+                self._corrupt(call)
+            case AskFor():
+                self.say((f"{capture} = (int64_t) " if capture else "") + _query(call))
+            case _:
+                raise TypeError(call)
+
+    def _answer(self, what: str, expression: str, recorded: int | None, capture: str) -> None:
+        if capture == "got":
+            self.say(f"got = (int64_t) {expression};")
+        else:
+            self.say(f"{expression};" if recorded is None else f'must("{what}", {expression}, {recorded});')
+
+    def _decode(self, call: DecodeRows, capture: str) -> None:
+        self.helpers.add("decode")
+        runs = [f"{{ {r.seq}, {r.pos}, {{ {', '.join(map(str, r.tokens))} }}, {r.out} }}" for r in plain.runs(call.rows)]
+        rows = f", &{capture}" if capture in ("subject", "reference") else ""
+        name = "decode(ctx"
+        if call.abort_after is not None:
+            self.helpers.add("abort")
+            name = f"decode_abort({call.abort_after}, ctx"
+        self._answer("llama_decode", f"{name}, {{ {', '.join(runs)} }}{rows})", call.rc, capture)
+
+    def _memory(self, call: Memory, capture: str) -> None:
+        args = "".join(f", {a}" for a in call.args) if call.name != "clear" else f", {'true' if call.args[0] else 'false'}"
+        self._answer(f"llama_memory_{call.name}", f"llama_memory_{call.name}(mem{args})", call.rc, capture)
+
+    def _slot(self, number: int, medium: str) -> str:
+        name = f"slot{number}" if medium == "buffer" else f"path{number}"
+        if medium == "buffer":
+            self.slots[2 * number] = f"std::vector<uint8_t> {name};"
+        else:
+            self.slots[2 * number + 1] = f'const std::string {name} = std::string(argv[1]) + ".slot{number}.bin";'
+        return name
+
+    def _save(self, call: SaveState, capture: str) -> None:
+        whole, file = call.seq is None, call.medium == "file"
+        helper = f"save{'_all' if whole else ''}{'_file' if file else ''}"
+        self.helpers |= {helper, *(("read_file",) if file else ())}
+        slot = self._slot(call.slot, call.medium)
+        if not call.keep:
+            slot = "again"
+            self.slots[-1] = "std::vector<uint8_t> again;"
+        args = ["ctx", *([] if whole else [str(call.seq)]), *([] if whole or file else [str(call.flags)]), slot]
+        text = f"{helper}({', '.join(args)})"
+        if capture and not call.keep:
+            capture = ""
+        self._ok("the save", text, call.ok if call.keep else None, capture)
+
+    def _restore(self, call: RestoreState, capture: str) -> None:
+        whole, file = call.seq is None, call.medium == "file"
+        helper = f"restore{'_all' if whole else ''}{'_file' if file else ''}"
+        self.helpers |= {helper, *(("read_file",) if file else ())}
+        slot = self._slot(call.slot, call.medium)
+        args = ["ctx", *([] if whole else [str(call.seq)]), *([] if whole or file else [str(call.flags)]), slot]
+        self._ok("the restore", f"{helper}({', '.join(args)})", call.ok, capture)
+
+    def _ok(self, what: str, text: str, ok: bool | None, capture: str) -> None:
+        self._answer(what, text if capture or ok is None else f"{text} > 0", None if ok is None else int(ok), capture)
+
+    def _corrupt(self, call: CorruptSlot) -> None:
+        name, at, n = self._slot(call.slot, call.medium), call.at, call.n
+        if call.medium == "file":
+            self.helpers |= {"read_file", "write_file"}
+            self.say("{")
+            self.say(f"    std::vector<uint8_t> data = read_file({name});")
+            path, name = name, "data"
+        change = {
+            "truncate": f"{name}.resize({at});",
+            "extend": f"{name}.insert({name}.end(), {n}, 0x5a);",
+            "flip": f"{name}.at({at}) ^= {(n & 0xFF) or 1:#x};",
+            "zero": f"std::fill({name}.begin() + {at}, {name}.begin() + std::min<size_t>({name}.size(), {at + n}), 0);",
+            "set_u32": f"for (size_t i = {at}; i < std::min<size_t>({name}.size(), {at + 4}); ++i) {{\n"
+            f"    {name}[i] = (uint8_t) ({n & 0xFFFFFFFF}u >> 8*(i - {at}));\n}}",
+        }
+        self.say(change[call.how])
+        if call.medium == "file":
+            self.say(f"    write_file({path}, data);\n}}")
+
+
+def _query(call: AskFor) -> str:
+    return {
+        "positions": f"llama_memory_seq_pos_max(mem, {call.seq});",
+        "size": f"llama_state_seq_get_size_ext(ctx, {call.seq}, {call.flags});",
+        "size_all": "llama_state_get_size(ctx);",
+        "can_shift": "llama_memory_can_shift(mem);",
+    }[call.what]
+
+
+def _verdict(check: Check, calls: Sequence[Call], reference: Sequence[Call]) -> str:
+    if check.kind == "rows":
+        i, j = plain.find_row(calls, check.row)[1], plain.find_row(reference, check.ref_row)[1]
+        return f"""\
+if (subject.size() <= {i} || reference.size() <= {j}) {{
+    printf("not reproduced: a decode gave no output row\\n");
+    return 0;
+}}
+float error = 0.0f;
+for (int32_t i = 0; i < n_row; ++i) {{
+    const float diff = std::fabs(subject[{i}][i] - reference[{j}][i]);
+    error = diff <= error ? error : diff; // a NaN stays
+}}
+const bool wrong = !(error <= {check.band!r});
+printf("max abs difference %.4g (honest differences here: {check.band:.2g}): %s\\n", error,
+    wrong ? "WRONG STATE" : "not reproduced");
+return wrong;"""
+    if check.kind == "positions":
+        lo, hi = check.expected
+        return f"""\
+const llama_pos lo = llama_memory_seq_pos_min(mem, {check.seq});
+const llama_pos hi = llama_memory_seq_pos_max(mem, {check.seq});
+const bool wrong = lo != {lo} || hi != {hi};
+printf("sequence {check.seq} has (pos_min, pos_max) (%d, %d), expected ({lo}, {hi}): %s\\n", lo, hi,
+    wrong ? "WRONG" : "not reproduced");
+return wrong;"""
+    if check.kind == "answer":
+        test = " && ".join(f"got != {e}" for e in check.expected)
+        wanted = " or ".join(map(str, check.expected))
+        return f"""\
+const bool wrong = {test};
+printf("the call returned %lld, expected {wanted}: %s\\n", (long long) got, wrong ? "WRONG" : "not reproduced");
+return wrong;"""
+    if check.kind == "blob":
+        a, b = check.expected
+        if check.what == "size":
+            return f"""\
+const bool wrong = blobs.at({a}).size != blobs.at({b}).moved;
+printf("size promised or given, and bytes moved: %s\\n", wrong ? "THEY DIFFER" : "equal: not reproduced");
+return wrong;"""
+        order = "".join(f"std::sort(blobs.at({i}).data.begin(), blobs.at({i}).data.end());\n" for i in (a, b)) if check.what == "counts" else ""
+        return f"""\
+{order}const bool wrong = blobs.at({a}).data != blobs.at({b}).data;
+printf("blobs {a} and {b} of this step: %s\\n", wrong ? "THEY DIFFER" : "equal: not reproduced");
+return wrong;"""
+    return 'printf("it survived: not reproduced\\n");\nreturn 0;'
+
+
+def _new_context(name: str, p: ContextParams) -> str:
+    def cpp(field: str, value: str) -> str:
+        if field in ("type_k", "type_v"):
+            return f"(ggml_type) {value}"
+        if field == "flash_attn_type":
+            return f"LLAMA_FLASH_ATTN_TYPE_{'ENABLED' if value == '1' else 'DISABLED'}"
+        return value.lower()
+
+    fields = context_fields(p)
+    width = max(map(len, fields))
+    body = "\n".join(f"    params.{k:<{width}} = {cpp(k, v)};" for k, v in fields.items())
+    return f"""
+static llama_context * new_context_{name.lower()}(llama_model * model) {{
+    llama_context_params params = llama_context_default_params();
+{body}
+    llama_context * ctx = llama_init_from_model(model, params);
+    if (!ctx) {{
+        fprintf(stderr, "the context was refused\\n");
+        exit(2);
+    }}
+    return ctx;
+}}
+"""
+
+
+def repro_cpp(finding: Finding, calls: Sequence[Call], reference_calls: Sequence[Call] = ()) -> str:
+    """The program: 1 as exit code (or a signal) where the finding is there, 0 where it is not."""
+    check, model = finding.check, finding.scenario.model
+    calls = plain.needed(calls, check)
+    reference_calls = plain.needed(reference_calls, check, reference=True) if check.kind == "rows" else []
+    names = params_names(calls, reference_calls)
+    printer = _Printer(check, names)
+    printer.calls(calls)
+    if reference_calls:
+        printer.lines += ["", _INDENT + "// what must come out: the same history in a clean context"]
+        printer.say("llama_free(ctx);")
+        printer.calls(reference_calls, reference=True)
+    program, printer.lines = "\n".join(printer.lines), []
+    verdict = textwrap.indent(_verdict(check, calls, reference_calls), _INDENT)
+
+    printer.lines = []
+    if finding.hang:
+        printer.say(f"alarm({HANG_SECONDS}); // it hung when it was found")
+    printer.say("llama_context * ctx = nullptr;\nllama_memory_t  mem = nullptr;")
+    printer.say({"rows": "rows_t subject;\nrows_t reference;", "answer": "int64_t got = 0;"}.get(check.kind, ""))
+    printer.say("\n".join(text for _, text in sorted(printer.slots.items())))
+    declared = "\n".join(printer.lines)
+
+    blob, file = "    blobs.push_back({ size, moved, data });\n", "    blobs.push_back({ read_file(path).size(), moved, read_file(path) });\n"
+    get, width = "llama_get_logits_ith", "llama_vocab_n_tokens(llama_model_get_vocab(model))"
+    if check.hidden:
+        get, width = "llama_get_embeddings_ith", "llama_model_n_embd(model)"
+    helpers = "".join(text for name, text in _HELPERS.items() if name in printer.helpers)
+    helpers = helpers.replace("@GET@", get)
+    for mark, line in (("    @BLOB@\n", blob), ("    @FILE@\n", file)):
+        helpers = helpers.replace(mark, line if "blobs" in printer.helpers else "")
+    return (
+        _head(finding)
+        + _INCLUDES.replace("#include <vector>\n", "#include <vector>\n\n#include <unistd.h>\n" if finding.hang else "#include <vector>\n")
+        + _FIXED
+        + helpers
+        + "".join(_new_context(name, p) for p, name in names.items())
+        + _MAIN.format(n_gpu_layers=model.n_gpu_layers, width=width)
+        + f"{declared}\n\n{program}\n\n{verdict}\n}}\n"
+    )
+
+
+def _head(finding: Finding) -> str:
+    model = finding.scenario.model
+    lines = [finding.rule, "", f"{finding.title}. Seen with {finding.build}.", "", COMPILE, ""]
+    if model.recipe is not None:
+        lines.append("The model is written by: python repro.py --write-model model.gguf")
+    else:
+        lines.append(f"Seen with {model.label()}" + (f", SHA-256 {model.sha256}." if model.sha256 else "."))
+    lines.append("Exit code: 0 not reproduced, 1 reproduced; where it is a crash, the process dies.")
+    wrapped = [part for line in lines for part in ([COMPILE] if line == COMPILE else textwrap.wrap(line, WIDTH - 3) or [""])]
+    return "\n".join(("// " + line).rstrip().rstrip("\\") for line in wrapped) + "\n"

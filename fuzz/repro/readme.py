@@ -1,0 +1,208 @@
+"""A finding as text: README.md for a bug report, and the same without markup for the terminal."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+from fuzz.repro import plain, words
+from fuzz.repro.cpp import COMPILE
+from oracles.verdict import Check
+from subjects.scenario import ModelRef
+from subjects.trace import Trace
+
+if TYPE_CHECKING:
+    from fuzz.finding import Finding
+
+WIDTH = 120
+# of the environment, in this order, and only what a reader of a bug report asks for; all of it is in environment.json
+_SHOWN = ("build", "llama_cpp", "fingerprint", "system_info", "cpu", "platform", "compiler")
+
+
+def readme(finding: Finding, trace: Trace, reference: Trace | None = None) -> str:
+    """README.md: first the rule, then what happens, the program, the argument, the sizes, and how to see it oneself."""
+    blocks = [
+        finding.rule,
+        f"## {finding.title}",
+        _because(finding),
+        "### Smallest program",
+        _model(finding),
+        _numbered(words.program(finding.scenario, trace)),
+    ]
+    if finding.culprit is not None and finding.culprit < len(finding.scenario.ops):
+        blocks.append(f"Operation {finding.culprit + 1} is what breaks it: without it the violation is gone.")
+    blocks += ["### What was seen", _bullets(_observed(finding, trace, reference))]
+    clean = _clean(finding, reference)
+    if clean:
+        blocks += ["### What a clean run shows", *clean]
+    if finding.end:
+        blocks += ["### How it ended", f"```\n{_scrub(finding.end).strip()}\n```"]
+    if finding.attached:
+        blocks += ["### Other oracles said of the same run", _bullets([_scrub(a) for a in finding.attached])]
+    blocks += ["### How to see it", *_ways(finding), "### Environment", _bullets(_environment(finding))]
+    return "\n\n".join(blocks) + "\n"
+
+
+def explain(finding: Finding, trace: Trace, reference: Trace | None = None) -> str:
+    """Plain text of the same content, with the positions of every sequence after every operation."""
+    blocks = [_fill(finding.rule), _fill(finding.title), _fill(_because(finding)), _fill(_model(finding).replace("`", "")), "Program"]
+    blocks[-1] += "\n" + "\n".join(_steps(finding, trace))
+    blocks.append("Seen\n" + "\n".join(_fill(line, "  ") for line in _observed(finding, trace, reference)))
+    clean = _clean(finding, reference)
+    if clean:
+        blocks.append("A clean run\n" + "\n".join(textwrap.indent(block, "  ") for block in clean))
+    if finding.end:
+        blocks.append("End\n" + textwrap.indent(_scrub(finding.end).strip(), "  "))
+    if finding.attached:
+        blocks.append("Other oracles said\n" + "\n".join(_fill(_scrub(a), "  ") for a in finding.attached))
+    blocks.append("Environment\n" + "\n".join(_fill(line.replace("**", ""), "  ") for line in _environment(finding)))
+    return "\n\n".join(blocks).replace("**never returns**", "never returns") + "\n"
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _because(finding: Finding) -> str:
+    return finding.violation.because if finding.violation else "The process that makes these calls does not live to see the last one return."
+
+
+def _model(finding: Finding) -> str:
+    ref = finding.scenario.model
+    return f"Model: {_model_name(ref)}; {finding.memory} memory. Context: {words.params_text(finding.scenario.params)}."
+
+
+def _model_name(ref: ModelRef) -> str:
+    if ref.recipe is not None:
+        return f"generated, `{ref.recipe}` version {ref.version}, seed {ref.seed} (repro.py writes it)"
+    return f"`{ref.label()}`" + (f" (SHA-256 {ref.sha256})" if ref.sha256 else "")
+
+
+def _numbered(lines: list[str]) -> str:
+    return "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
+
+
+def _bullets(lines: list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _steps(finding: Finding, trace: Trace) -> list[str]:
+    lines: list[str] = []
+    ops = finding.scenario.ops
+    for step, text in zip(trace.steps, words.program(finding.scenario, trace), strict=True):
+        mark = ">" if step.op == finding.culprit else " "
+        lines.append(textwrap.fill(text, WIDTH, initial_indent=f"{mark} {step.op + 1:2}. ", subsequent_indent=" " * 8))
+        if step.pos:
+            lines.append(f"        afterwards {words.positions(step)}")
+        lines += [_fill(f"log: {_scrub(line).strip()}", " " * 8) for line in step.log]
+    reached = len(trace.steps)
+    lines += [f"  {i + 1:2}. ({op.__struct_config__.tag}: not reached)" for i, op in enumerate(ops) if i >= reached]
+    return lines
+
+
+def _observed(finding: Finding, trace: Trace, reference: Trace | None) -> list[str]:
+    check, v = finding.check, finding.violation
+    lines: list[str] = []
+    if check.kind == "rows":
+        lines += _rows(finding, trace, reference)
+    elif check.kind == "positions" and check.step < len(trace.steps):
+        step = trace.steps[check.step]
+        got = step.pos[check.seq] if 0 <= check.seq < len(step.pos) else None
+        lines.append(f"sequence {check.seq} after operation {check.step + 1}: (pos_min, pos_max) = {got}, expected {tuple(check.expected)}")
+    elif check.kind == "answer" and check.step < len(trace.steps):
+        step = trace.steps[check.step]
+        wanted = " or ".join(map(str, check.expected))
+        lines.append(f"operation {check.step + 1} answered {step.rc if step.rc is not None else step.value}, expected {wanted}")
+    elif check.kind == "blob" and check.step < len(trace.steps):
+        lines.append(_blobs(check, trace))
+    elif check.kind == "alive":
+        verb = "never returned and was killed" if finding.hang else f"ended the process{_how(trace)}"
+        lines.append(f"operation {check.step + 1} {verb}; the process must survive it")
+    n, m = finding.reproduced
+    lines.append(f"reproduced in {n} of {words.count(m, 'run')}, each in a process and context of its own")
+    if v is not None and v.suspects and finding.culprit is None:
+        lines.append("suspected operations: " + ", ".join(str(s + 1) for s in v.suspects))
+    if finding.known:
+        lines.append(f"known: {finding.known}")
+    return lines
+
+
+def _rows(finding: Finding, trace: Trace, reference: Trace | None) -> list[str]:
+    check, v = finding.check, finding.violation
+    _, _, row = plain.find_row(plain.lower(finding.scenario, trace), check.row)
+    what = "hidden rows" if check.hidden else "logits"
+    lines = [f"first divergent row: sequence {row.seq}, position {row.pos} ({what})"]
+    if v is not None:
+        band = v.band or check.band
+        ratio = f", {_number(v.error / band)} times the band" if band > 0 and v.error < sys.float_info.max else ""
+        error = f"{v.error:.4g}" if v.error < sys.float_info.max else "not finite"
+        lines.append(f"max abs difference {error} against a band of {band:.2g} (honest differences measured here){ratio}")
+        if v.nmse > 0:
+            lines.append(f"NMSE {v.nmse:.2g}")
+    if reference is not None and not check.hidden and 0 <= check.ref_row < len(reference.logit_rows()):
+        ours, clean = trace.logit_rows()[check.row], reference.logit_rows()[check.ref_row]
+        a, b = int(ours.argmax()), int(clean.argmax())
+        lines.append(f"greedy token there: {a}" + (", the same in a clean context" if a == b else f", in a clean context {b}"))
+    return lines
+
+
+def _number(x: float) -> str:
+    return f"{float(f'{x:.2g}'):,.0f}" if 10 <= x < 1e9 else f"{x:.2g}"
+
+
+def _blobs(check: Check, trace: Trace) -> str:
+    blobs = trace.steps[check.step].blobs
+    a, b = (blobs[i] for i in check.expected)
+    if check.what == "size":
+        return f"operation {check.step + 1}: {words.count(a.size, 'byte')} promised or given, {b.moved} moved"
+    return f"operation {check.step + 1}: blob of {words.count(a.size, 'byte')} (SHA-256 {a.sha}…) against {b.size} ({b.sha}…)"
+
+
+def _how(trace: Trace) -> str:
+    names = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
+    if trace.end.how == "signal":
+        return f" by {names.get(trace.end.code, f'signal {trace.end.code}')}"
+    return f" with exit code {trace.end.code}" if trace.end.how == "exit" else ""
+
+
+def _clean(finding: Finding, reference: Trace | None) -> list[str]:
+    program = finding.check.reference
+    if program is None or reference is None:
+        return []
+    blocks = ["In a clean context of its own:", _numbered(words.program(program, reference))]
+    try:
+        _, _, row = plain.find_row(plain.lower(program, reference), finding.check.ref_row)
+    except LookupError:
+        return blocks
+    return [*blocks, f"Its row at sequence {row.seq}, position {row.pos} is what the program above must give."]
+
+
+def _ways(finding: Finding) -> list[str]:
+    verdict = "the process dies there" if finding.check.kind == "alive" else "exit code 1: reproduced, 0: not"
+    model = "writes the model too; needs llama-cpp-python and numpy"
+    make = "python repro.py --write-model model.gguf\n"
+    run = "python repro.py"
+    if finding.scenario.model.recipe is None:
+        model, make, run = "needs llama-cpp-python and numpy", "", "python repro.py --model model.gguf"
+    return [
+        f"With redraft, in the folder of this finding:\n\n```\nredraft replay .\n```\n\nWith Python ({model}; {verdict}):\n\n```\n{run}\n```",
+        f"With llama.h:\n\n```\n{make}{COMPILE}\n```",
+    ]
+
+
+def _environment(finding: Finding) -> list[str]:
+    env = {"build": finding.build, **finding.environment}
+    lines = [f"**{name.replace('_', ' ')}**: {env[name]}" for name in _SHOWN if name in env]
+    if finding.seed is not None:
+        lines.append(f"**found by**: redraft fuzz, seed {finding.seed}" + (f", job {finding.job}" if finding.job is not None else ""))
+    return [*lines, f"**signature**: `{finding.signature}`"]
+
+
+def _scrub(text: str) -> str:
+    """Source files without the folders of the machine that built them."""
+    return re.sub(r"(?<![\w.])/(?:[^\s/:]+/)+(?=(?:[\w.-]+/)?[\w.-]+\.(?:cpp|c|h|hpp|cu|gguf)\b)", "", text)
+
+
+def _fill(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,157 @@
+"""Bands: how much honest runs of one history differ, measured for a build, a model, parameters and a kind of composition change.
+
+Two runs of one history differ by float reordering as soon as a batch's composition, the place of cells or a kernel differs. A
+difference is judged against what such changes really do here, never against a fixed number. Kinds:
+
+split  the same tokens cut into other batches
+mixed  another sequence's rows in the same batches
+cells  other sequences' cells in the cache, or the history's cells in other places
+edited the edits of an edited history, with cells in other places
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from subjects.scenario import ContextParams, Decode, ModelRef, Op, Part, Scenario, SeqRm
+from subjects.trace import Trace
+
+# An honest difference may be this many times the largest one that was measured on a handful of prompts.
+SAFETY = 8.0
+# A state error must be this many times outside the band; what lies between is ambiguous, which is unknown.
+FAR = 10.0
+# Below so many units in the last place of the largest logit nothing is told apart: the sum of some dozens of float32 terms.
+FLOOR_ULPS = 64.0
+PROMPTS = 5
+
+Run = Callable[[Sequence[Scenario]], list[Trace]]
+
+
+class Measured(msgspec.Struct):
+    """Largest honest absolute difference by kind, for logits and for hidden rows, and the size of the rows themselves."""
+
+    logits: dict[str, float] = {}
+    hidden: dict[str, float] = {}
+    scale: float = 1.0
+    hidden_scale: float = 1.0
+    runs: int = 0
+
+
+def arithmetic(p: ContextParams) -> ContextParams:
+    """The parameters that arithmetic depends on; the rest at values that let the measuring programs run."""
+    return msgspec.structs.replace(p, n_ctx=256, n_batch=64, n_ubatch=32, n_seq_max=2, n_rs_seq=min(p.n_rs_seq, 4))
+
+
+class Bands:
+    """Measured bands of one build and model, kept in memory and in `folder` (None: memory only).
+
+    run: executes scenarios in clean contexts of the subject and returns their traces.
+    """
+
+    def __init__(self, run: Run, model: ModelRef, build: str, folder: Path | None):
+        self._run, self._model = run, model
+        name = hashlib.sha256(f"{build}|{model.sha256}|{model.n_gpu_layers}|3".encode()).hexdigest()[:16]
+        self._file = folder / "bands" / f"{name}.json" if folder else None
+        self._known: dict[ContextParams, Measured] = {}
+        self._stored: dict[str, Measured] = {}
+        if self._file and self._file.exists():
+            try:
+                self._stored = msgspec.json.decode(self._file.read_bytes(), type=dict[str, Measured])
+            except msgspec.DecodeError:
+                self._stored = {}  # written by another version: measure again
+
+    def measured(self, params: ContextParams) -> Measured:
+        """What honest runs under these parameters differ by; measured on first use (some tens of milliseconds)."""
+        key = arithmetic(params)
+        if key not in self._known:
+            text = msgspec.json.encode(key, order="deterministic").decode()
+            if text not in self._stored:
+                self._stored[text] = self._measure(key)
+                self._save()
+            self._known[key] = self._stored[text]
+        return self._known[key]
+
+    def band(self, params: ContextParams, kinds: Iterable[str], *, hidden: bool = False) -> float:
+        """Largest absolute difference that counts as honest for a history with these composition changes."""
+        m = self.measured(params)
+        seen = m.hidden if hidden else m.logits
+        floor = FLOOR_ULPS * float(np.finfo(np.float32).eps) * (m.hidden_scale if hidden else m.scale)
+        # "split" always counts: which rows are output, and where a cut history ends, already changes kernels
+        return max([floor, *(SAFETY * seen.get(k, 0.0) for k in {"split", *kinds})])
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        fd, tmp = tempfile.mkstemp(dir=self._file.parent)
+        with os.fdopen(fd, "wb") as f:
+            f.write(json.dumps({k: msgspec.to_builtins(v) for k, v in sorted(self._stored.items())}).encode())
+        Path(tmp).replace(self._file)
+
+    def _measure(self, p: ContextParams) -> Measured:
+        programs: list[Scenario] = []
+        plan: list[tuple[str, int]] = []
+        for prompt in range(PROMPTS):
+            base = len(programs)
+            for kind, ops in _honest(prompt):
+                programs.append(Scenario(model=self._model, params=p, ops=ops))  # type: ignore[arg-type]
+                plan.append((kind, base))
+        traces = self._run(programs)
+        out = Measured()
+        for (kind, base), trace in zip(plan, traces, strict=True):
+            if kind == "base" or trace.end.how != "ok" or traces[base].end.how != "ok":
+                continue
+            out.runs += 1
+            a, b = trace.logit_rows(), traces[base].logit_rows()
+            n = min(len(a), len(b), _OUT)
+            if n and np.isfinite(a[-n:]).all() and np.isfinite(b[-n:]).all():
+                out.logits[kind] = max(out.logits.get(kind, 0.0), float(np.abs(a[-n:] - b[-n:]).max()))
+                out.scale = max(out.scale, float(np.abs(b[-n:]).max()))
+                if p.embeddings:
+                    c, d = trace.hidden_rows(), traces[base].hidden_rows()
+                    out.hidden[kind] = max(out.hidden.get(kind, 0.0), float(np.abs(c[-n:] - d[-n:]).max()))
+                    out.hidden_scale = max(out.hidden_scale, float(np.abs(d[-n:]).max()))
+        out.logits["edited"] = 4 * max(out.logits.values(), default=0.0)  # shifted keys are rotated twice: measured by `cells`, once more
+        out.hidden["edited"] = 4 * max(out.hidden.values(), default=0.0)
+        return out
+
+
+_OUT = 4  # rows compared: the last ones, single tokens
+
+
+def _honest(prompt: int) -> list[tuple[str, tuple[Op, ...]]]:
+    """Programs that end with the same history of sequence 0; the first is what the others are compared with."""
+    n = (24, 17, 31, 9, 40)[prompt % 5]
+    stream, other = 100 + prompt, 200 + prompt
+
+    def d(k: int, seq: int = 0, st: int = stream) -> Op:
+        return Decode(parts=(Part(seq=seq, n=k, stream=st, out="last"),))
+
+    def both(k: int, j: int) -> Op:
+        return Decode(parts=(Part(seq=0, n=k, stream=stream, out="last"), Part(seq=1, n=j, stream=other, out="none")))
+
+    tail: tuple[Op, ...] = tuple(d(1) for _ in range(_OUT))
+    mixed_tail: tuple[Op, ...] = tuple(
+        Decode(parts=(Part(seq=1, n=1, stream=other, out="none"), Part(seq=0, n=1, stream=stream))) for _ in range(_OUT)
+    )
+    all_tail = (Decode(parts=(Part(seq=0, n=_OUT, stream=stream, out="all"),)),)
+    return [
+        ("base", (d(n), *tail)),
+        ("split", (d(n // 2), d(n - n // 2), *tail)),
+        ("split", (*(d(1) for _ in range(n)), *tail)),
+        ("split", (d(n), *all_tail)),
+        ("split", (d(n - 5), *(d(1) for _ in range(5)), *all_tail)),
+        ("mixed", (both(n, 7), *tail)),
+        ("mixed", (both(n, n), *mixed_tail)),
+        ("cells", (d(11, 1, other), d(n), *tail)),
+        ("cells", (d(n // 2), d(9, 1, other), d(n - n // 2), *tail)),
+        ("cells", (d(19, 1, other), d(n - 3), SeqRm(seq=1), d(3), *tail)),
+    ]

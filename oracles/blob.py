@@ -1,0 +1,83 @@
+"""Blob contract: promised = written = read; saved twice = same; restored and saved again = same, also when restored twice."""
+
+from __future__ import annotations
+
+from oracles.account import Account
+from oracles.base import Oracle, OracleFailure
+from oracles.ledger import History, Moment
+from oracles.rows import NAME_OF
+from oracles.verdict import Check, Verdict, Violation
+from subjects.scenario import Restore, RestoreAll, Save, SaveAll
+
+RULE_SIZE = 'llama.h says that the size query gives "the exact size needed" and that saving and restoring return the bytes written and read'
+RULE_SAME = "llama.h is silent on it, but nothing happened between two saves, and they must give the same bytes"
+RULE_AGAIN = "llama.h says that a restore gives back the sequence that was saved; saving it again must give the same cells"
+RULE_TOKENS = "llama.h says that a session file gives back the tokens saved with it"
+
+
+class BlobFailure(OracleFailure):
+    """Sizes or bytes of a blob do not agree."""
+
+
+class BlobContract(Oracle):
+    """Sizes and bytes. Cells may move when they are restored, so bytes are compared in any order of cells where they differ."""
+
+    name = "blob"
+    title = "blob contract"
+    failure = BlobFailure
+    rank = 4
+    observations = frozenset({"save-again", "resave"})
+
+    def judge(self, account: Account) -> Verdict:
+        """Judge every save and restore."""
+        bad: list[Violation] = []
+        compared = 0
+        for m in account.ledger.moments:
+            if m.step.done and not m.step.skipped and m.step.blobs:
+                n, found = self._save(m) if isinstance(m.op, Save | SaveAll) else self._restore(m)
+                compared += n
+                bad.extend(found)
+        return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
+
+    def _violation(self, m: Moment, what: str, rule: str, because: str, pair: tuple[int, int]) -> Violation:
+        name = NAME_OF[type(m.op)]
+        shown = "size" if what in ("promised", "read") else "bytes"
+        check = Check(kind="blob", step=m.step.op, seq=getattr(m.op, "seq", -1), expected=pair, what=shown)
+        return Violation(oracle=self.name, key=f"blob:{what}:{name}", rule=rule, because=because, check=check, suspects=(m.step.op,))
+
+    def _save(self, m: Moment) -> tuple[int, list[Violation]]:
+        bad = []
+        for i, b in enumerate(m.step.blobs):
+            if b.size != b.moved:
+                because = f"Operation {m.step.op} promised {b.size} bytes, so it must write as many; but it wrote {b.moved}."
+                bad.append(self._violation(m, "promised", RULE_SIZE, because, (i, i)))
+        if len(m.step.blobs) == 2 and m.step.blobs[0].sha != m.step.blobs[1].sha:
+            because = f"Operation {m.step.op} saved the same state twice in a row; but the bytes differ."
+            bad.append(self._violation(m, "twice", RULE_SAME, because, (0, 1)))
+        return len(m.step.blobs), bad
+
+    def _restore(self, m: Moment) -> tuple[int, list[Violation]]:
+        op, slot = m.op, m.slot
+        if not isinstance(op, Restore | RestoreAll) or slot is None or slot.corrupt or not m.step.rc:
+            return 0, []
+        bad = []
+        for i, b in enumerate(m.step.blobs[: op.times]):
+            if b.size != b.moved:
+                because = f"Operation {m.step.op} was handed {b.size} bytes and accepted them, so it must have read all; but it read {b.moved}."
+                bad.append(self._violation(m, "read", RULE_SIZE, because, (i, i)))
+        if m.step.value == 0:
+            because = f"Operation {m.step.op} loaded a session file; but the tokens that were saved with it did not come back."
+            bad.append(self._violation(m, "tokens", RULE_TOKENS, because, (0, 0)))
+        n = op.times
+        same_seq = isinstance(op, RestoreAll) or op.seq == slot.seq
+        settled = isinstance(op, RestoreAll) or isinstance(m.after.get(op.seq), History)
+        if len(m.step.blobs) > op.times and same_seq and settled:
+            n += 1
+            was, now = m.step.blobs[op.times - 1], m.step.blobs[op.times]
+            if was.sha != now.sha and (was.counts != now.counts or was.size != now.size):
+                because = (
+                    f"Operation {m.step.op} restored a blob of {was.size} bytes {op.times} time(s) and saved the result again, so the same cells "
+                    f"must be in it, in any order; but {now.size} bytes with other contents came out."
+                )
+                bad.append(self._violation(m, "again" if op.times == 1 else "restored-twice", RULE_AGAIN, because, (op.times - 1, op.times)))
+        return n, bad

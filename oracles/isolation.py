@@ -1,0 +1,98 @@
+"""Isolation: a sequence that no operation touched keeps its positions, its saved bytes and its continuation."""
+
+from __future__ import annotations
+
+from oracles.account import Account, Compared
+from oracles.base import Oracle, OracleFailure
+from oracles.expect import position_error
+from oracles.ledger import History
+from oracles.observe import NEIGHBOUR_SLOT
+from oracles.rows import NAME_OF, row_violation, where
+from oracles.verdict import Check, Verdict, Violation
+from subjects.scenario import Save
+
+RULE = "llama.h says which sequence each call works on; a sequence that was not named has changed"
+
+
+class IsolationFailure(OracleFailure):
+    """A neighbour changed."""
+
+
+class Isolation(Oracle):
+    """Neighbours of every operation. Their saved bytes are compared by the saves that `oracles.observe` puts around operations."""
+
+    name = "isolation"
+    title = "isolation of sequences"
+    failure = IsolationFailure
+    rank = 3
+    observations = frozenset({"continue", "neighbour-blobs"})
+
+    def judge(self, account: Account) -> Verdict:
+        """Judge positions after each operation, paired blobs, and continuations of sequences that only ever were decoded."""
+        bad: list[Violation] = []
+        compared = 0
+        for m in account.ledger.moments:
+            if not m.step.done or m.step.skipped or not m.touched:
+                continue
+            for s, state in m.before.items():
+                if s in m.touched or s >= len(m.step.pos) or s >= len(m.pos_before):
+                    continue
+                compared += 1
+                before, after = m.pos_before[s], m.step.pos[s]
+                if before != after and position_error(state, m.facts, before) is None:
+                    name = NAME_OF[type(m.op)]
+                    because = (
+                        f"Operation {m.step.op} ({name}) works on {_names(m.touched)}, so sequence {s} must keep positions {before}; "
+                        f"but it has {after} afterwards."
+                    )
+                    check = Check(kind="positions", step=m.step.op, seq=s, expected=before)
+                    bad.append(Violation(oracle=self.name, key=f"isolation:positions:{name}", rule=RULE, because=because, check=check))
+        found, n = self._blobs(account)
+        bad.extend(found)
+        compared += n
+        for r in account.compared:
+            others = self._others(account, r)
+            if r.claim.shaped or not others:
+                continue
+            compared += 1
+            if r.wrong:
+                because = (
+                    f"Sequence {r.claim.seq} was only ever decoded into, so {where(account, r)} must be what a clean context gives; but its "
+                    f"logits are off by up to {r.error:.3g} after {', '.join(others)} on other sequences."
+                )
+                key = f"isolation:continuation:{others[-1]}"
+                bad.append(row_violation(self.name, account, r, key=key, rule=RULE, because=because))
+        return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
+
+    def _others(self, account: Account, r: Compared) -> list[str]:
+        """Operations other than decodes and queries that worked on other sequences before the row."""
+        return [
+            NAME_OF[type(m.op)]
+            for m in account.ledger.moments
+            if m.step.op < r.claim.step and m.touched and not m.step.batches and r.claim.seq not in m.touched and not m.step.skipped
+        ]
+
+    def _blobs(self, account: Account) -> tuple[list[Violation], int]:
+        bad, compared = [], 0
+        moments = account.ledger.moments
+        for i in range(len(moments) - 2):
+            a, m, b = moments[i : i + 3]
+            if not (isinstance(a.op, Save) and isinstance(b.op, Save) and a.op.slot == NEIGHBOUR_SLOT and b.op.slot == NEIGHBOUR_SLOT + 1):
+                continue
+            s = a.op.seq
+            if s in m.touched or not isinstance(m.before.get(s), History) or not (a.step.blobs and b.step.blobs):
+                continue
+            compared += 1
+            if a.step.blobs[-1].sha != b.step.blobs[-1].sha:
+                name = NAME_OF[type(m.op)]
+                because = (
+                    f"Operation {m.step.op} ({name}) works on {_names(m.touched)}, so saving sequence {s} before and after it must give the "
+                    f"same bytes; but they differ ({a.step.blobs[-1].size} and {b.step.blobs[-1].size} bytes)."
+                )
+                check = Check(kind="blob", step=b.step.op, seq=s, expected=(a.step.op, b.step.op), what="neighbour")
+                bad.append(Violation(oracle=self.name, key=f"isolation:blob:{name}", rule=RULE, because=because, check=check, suspects=(m.step.op,)))
+        return bad, compared
+
+
+def _names(seqs: frozenset[int]) -> str:
+    return "sequence " + ", ".join(map(str, sorted(seqs)))

@@ -1,0 +1,89 @@
+"""The judge: runs a scenario with its observations, computes the references it needs, and asks every oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oracles import ledger as ledgers
+from oracles.account import Account, compare_rows
+from oracles.band import Bands
+from oracles.observe import observe
+from oracles.reference import References, solo
+from oracles.registry import OBSERVATIONS, ORACLES
+from oracles.verdict import Verdict, Violation
+from subjects.sandbox import Sandbox
+from subjects.scenario import ModelRef, Scenario
+from subjects.trace import Trace
+
+# Of how many scenarios one is run a second time as the variant of an oracle that needs two runs.
+VARIANT_EVERY = 8
+
+
+@dataclass(slots=True)
+class Judgement:
+    """All verdicts on one scenario. `executed` is the program with its observations, which the traces and violations speak of."""
+
+    executed: Scenario
+    account: Account
+    verdicts: list[Verdict] = field(default_factory=list)
+    variant: Account | None = None
+
+    @property
+    def violations(self) -> list[Violation]:
+        """All violations, the one to report first: the earliest step, and of these the most specific oracle."""
+        rank = {o.name: o.rank for o in ORACLES}
+        found = [v for verdict in self.verdicts for v in verdict.violations]
+        return sorted(found, key=lambda v: (v.check.step, rank[v.oracle]))
+
+    @property
+    def judged(self) -> bool:
+        """Whether anything was compared that says more than "it did not crash"."""
+        return bool(self.violations) or any(v.compared for v in self.verdicts if v.oracle not in ("liveness", "decode"))
+
+    @property
+    def unknown(self) -> list[str]:
+        """Reasons why something could not be judged."""
+        return [reason for v in self.verdicts for reason in v.unknown]
+
+
+class Judge:
+    """Judges scenarios of one model on one build.
+
+    sandbox runs the subject and the references (references always in fresh contexts). cache: folder for measured bands, None for none.
+    """
+
+    def __init__(self, sandbox: Sandbox, model: ModelRef, path: Path, build: str, cache: Path | None = None):
+        self.sandbox, self.model, self.path = sandbox, model, path
+        self.references = References()
+        self.bands = Bands(lambda programs: sandbox.run_many(programs, path, fresh=True), model, build, cache)
+
+    def judge(self, scenario: Scenario, *, fresh: bool = False, fault: str = "", variants: bool | None = None, observed: bool = True) -> Judgement:
+        """Run and judge one scenario. `variants` None runs them for one scenario in VARIANT_EVERY, chosen by its key."""
+        number = int(scenario.key(), 16)
+        program = observe(scenario, OBSERVATIONS, variety=number) if observed else scenario
+        trace = self.sandbox.run(program, self.path, fresh=fresh, fault=fault)
+        result = self.assess(program, trace)
+        if variants or (variants is None and number % VARIANT_EVERY == 0):
+            for oracle in ORACLES:
+                other = oracle.variant(program)
+                if other is not None and trace.end.how == "ok":
+                    # both runs in fresh contexts: the comparison is bit for bit, and a pooled context has a past
+                    base = trace if fresh else self.sandbox.run(program, self.path, fresh=True, fault=fault)
+                    second = self.sandbox.run(other, self.path, fresh=True, fault=fault)
+                    result.variant = Account(ledgers.Ledger(other, second))
+                    account = Account(ledgers.read(program, base))
+                    result.verdicts.append(oracle.compare(account, result.variant))
+        return result
+
+    def assess(self, program: Scenario, trace: Trace) -> Judgement:
+        """Judge a trace, new or stored."""
+        ledger = ledgers.read(program, trace) if trace.facts else ledgers.Ledger(program, trace)
+        wanted = [(c.params, c.seq, c.chain) for c in ledger.rows]
+        missing = self.references.missing(wanted)
+        if missing:
+            programs = [solo(program.model, params, seq, chain) for params, seq, chain in missing]
+            for key, done in zip(missing, self.sandbox.run_many(programs, self.path, fresh=True), strict=True):
+                self.references.put(key, done)
+        account = compare_rows(ledger, self.references, self.bands)
+        return Judgement(program, account, [oracle.judge(account) for oracle in ORACLES])

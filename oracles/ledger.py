@@ -1,0 +1,584 @@
+"""The ledger: what every sequence must hold, folded from what was called and what was answered. It never calls llama.cpp.
+
+The rules are the table "What the ledger expects" of the design; each branch of `_Fold` is one of its rows. For every sequence the
+ledger knows a History (tokens in the batches that decoded them, and edits), or Undefined with a reason. From that come the claims that the oracles
+judge: every output row has a history that it must be the continuation of, and after every step every sequence has positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from subjects.scenario import (
+    ON_DEVICE,
+    PARTIAL,
+    Ask,
+    Clear,
+    ContextParams,
+    Corrupt,
+    Decode,
+    Draft,
+    Op,
+    Outputs,
+    Reopen,
+    Restore,
+    RestoreAll,
+    Save,
+    SaveAll,
+    Scenario,
+    SeqAdd,
+    SeqCp,
+    SeqDiv,
+    SeqKeep,
+    SeqRm,
+)
+from subjects.trace import Batch, Facts, Step, Trace
+
+
+class Seg(NamedTuple):
+    """Rows of one sequence that one llama_decode computed: first position, tokens, and which rows were output."""
+
+    start: int
+    tokens: tuple[int, ...]
+    out: Outputs
+
+
+class Edit(NamedTuple):
+    """An edit that changed positions or removed a head or middle: the call's name and resolved arguments after the sequence id."""
+
+    call: str
+    args: tuple[int, ...]
+
+
+Item = Seg | Edit
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a sequence must hold.
+
+    items: how it came to be, for a reference to repeat. length: next free position. shaped: scenario operations other than decodes
+    that it went through, latest last. kinds: composition changes that honest float noise may follow from (see oracles.band). positions: the
+    positions held, kept only once an edit made them other than 0 .. length-1. fresh_shape: no output row was seen since the latest of `shaped`.
+    """
+
+    items: tuple[Item, ...] = ()
+    length: int = 0
+    shaped: tuple[int, ...] = ()
+    kinds: frozenset[str] = frozenset()
+    positions: tuple[int, ...] | None = None
+    fresh_shape: bool = False
+
+    @property
+    def edited(self) -> bool:
+        """Whether positions are no longer simply 0 .. length-1."""
+        return self.positions is not None
+
+    def held(self) -> tuple[int, ...]:
+        """All positions that it must have."""
+        return self.positions if self.positions is not None else tuple(range(self.length))
+
+    def tokens(self) -> tuple[int, ...] | None:
+        """The tokens in order, None for an edited history."""
+        if self.edited:
+            return None
+        return tuple(t for item in self.items if isinstance(item, Seg) for t in item.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Undefined:
+    """Nothing can be said of a sequence, and why. `suspects`: operations that are involved."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRestored:
+    """After a partial restore: the partial parts are `saved`'s, the rest is longer and waits for the caller to cut its tail."""
+
+    saved: History
+    full: int
+
+
+State = History | Undefined | HalfRestored
+EMPTY = History()
+
+
+@dataclass(frozen=True, slots=True)
+class RowClaim:
+    """Output row `row` of the trace must be what `chain` gives as its output row `ref_row` in a clean context."""
+
+    step: int
+    row: int
+    seq: int
+    chain: tuple[Item, ...]
+    ref_row: int
+    kinds: frozenset[str]
+    shaped: tuple[int, ...]
+    first: bool
+    draft: bool
+    pos: int
+    params: ContextParams
+
+
+@dataclass(slots=True)
+class SavedSlot:
+    """What a slot must give back."""
+
+    states: dict[int, State]
+    flags: int
+    params: ContextParams
+    epoch: int
+    whole: bool
+    medium: str
+    seq: int = -1
+    device_id: int = -1
+    corrupt: bool = False
+
+
+@dataclass(slots=True)
+class Moment:
+    """One step of the program as the ledger sees it.
+
+    before / after: states of every sequence. touched: sequences that the operation says it changes. slot: the slot that a restore used. must_accept: the
+    ledger knows no reason for a refusal. room: a decode that fails although the ledger sees room for it is wrong.
+    """
+
+    step: Step
+    op: Op
+    facts: Facts
+    params: ContextParams
+    before: dict[int, State]
+    after: dict[int, State] = field(default_factory=dict)
+    touched: frozenset[int] = frozenset()
+    slot: SavedSlot | None = None
+    must_accept: bool = False
+    room: bool = True
+    pos_before: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The whole account of one trace."""
+
+    scenario: Scenario
+    trace: Trace
+    moments: list[Moment] = field(default_factory=list)
+    rows: list[RowClaim] = field(default_factory=list)
+    undefined_rows: list[tuple[int, str]] = field(default_factory=list)
+
+
+def count_outputs(items: tuple[Item, ...]) -> int:
+    """Output rows of a chain."""
+    return sum(0 if i.out == "none" else 1 if i.out == "last" else len(i.tokens) for i in items if isinstance(i, Seg))
+
+
+def read(scenario: Scenario, trace: Trace) -> Ledger:
+    """Fold a trace into its account. Steps that never returned are the last moment, with `after` equal to `before`."""
+    fold = _Fold(scenario, trace)
+    for step in trace.steps:
+        fold.step(step)
+    return fold.ledger
+
+
+def cut(h: History, at: int) -> History:
+    """The history without positions `at` and later, for histories that were never edited."""
+    items: list[Item] = []
+    kinds = h.kinds
+    for item in h.items:
+        assert isinstance(item, Seg)
+        if item.start + len(item.tokens) <= at:
+            items.append(item)
+        elif item.start < at:
+            out: Outputs = "all" if item.out == "all" else "none"
+            items.append(Seg(item.start, item.tokens[: at - item.start], out))
+            kinds |= {"split"}
+    return replace(h, items=tuple(items), length=min(h.length, at), kinds=kinds)
+
+
+class _Fold:
+    def __init__(self, scenario: Scenario, trace: Trace):
+        self.ledger = Ledger(scenario, trace)
+        self.slots: dict[int, SavedSlot] = {}
+        self.epoch = -1
+        self.devices = 0
+        self.last_device: dict[int, int] = {}
+        self.states: dict[int, State] = {}
+        self.pos: list[tuple[int, int]] = []
+        self.shared: set[frozenset[int]] = set()
+        self._open()
+
+    def _open(self) -> None:
+        self.epoch += 1
+        trace = self.ledger.trace
+        i = min(self.epoch, len(trace.facts) - 1)
+        self.facts, self.params = trace.facts[i], trace.params[i]
+        self.n_seq = self.params.n_seq_max
+        self.states = dict.fromkeys(range(self.n_seq), EMPTY)
+        self.pos = [(-1, -1)] * self.n_seq
+        self.shared.clear()
+        self.last_device.clear()
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    def step(self, step: Step) -> None:
+        op = self.ledger.scenario.ops[step.op]
+        m = Moment(step, op, self.facts, self.params, dict(self.states), pos_before=list(self.pos))
+        self.ledger.moments.append(m)
+        if step.done and not step.skipped:
+            _RULES[type(op)](self, op, m)
+            if step.pos:
+                self.pos = list(step.pos)
+            if isinstance(op, Reopen):
+                m.facts, m.params = self.facts, self.params
+        elif not step.done and isinstance(op, Restore | RestoreAll):
+            m.slot = self.slots.get(op.slot)
+        m.after = dict(self.states)
+
+    def _set(self, m: Moment, seq: int, state: State) -> None:
+        if 0 <= seq < self.n_seq:
+            self.states[seq] = state
+            if isinstance(state, History) and not state.items:
+                self._unshare(seq)
+
+    def _unshare(self, seq: int) -> None:
+        self.shared = {pair for pair in self.shared if seq not in pair}
+
+    def _shape(self, h: History, op: int, *kinds: str) -> History:
+        return replace(h, shaped=(*h.shaped, op), kinds=h.kinds | set(kinds), fresh_shape=True)
+
+    # --- decoding -----------------------------------------------------------------------------------------------------
+
+    def _decode(self, op: Decode | Draft, m: Moment) -> None:
+        m.touched = frozenset(r.seq for b in m.step.batches for r in b.rows)
+        for batch in m.step.batches:
+            self._batch(batch, m, draft=isinstance(op, Draft))
+
+    def _batch(self, batch: Batch, m: Moment, *, draft: bool) -> None:
+        rows: dict[int, list[tuple[int, int, int]]] = {}
+        k = 0
+        for r in batch.rows:
+            number = -1
+            if r.out:
+                number = batch.first + k if batch.first >= 0 else -1
+                k += 1
+            rows.setdefault(r.seq, []).append((r.pos, r.token, number))
+        m.room = self._has_room(rows)
+        if batch.rc in (1, -1):
+            return
+        whole = batch.rc == 0
+        for seq, mine in rows.items():
+            state = self.states.get(seq)
+            if not isinstance(state, History):
+                self._decode_on_unknown(state, seq, mine, m)
+                continue
+            if mine[0][0] != state.length:
+                # the runner's cursor differs from the ledger only where the subject's own answer was wrong
+                self.states[seq] = Undefined("decoded at a position that the ledger does not expect")
+                continue
+            n = len(mine)
+            if not whole:
+                told = m.step.pos[seq][1] + 1 if seq < len(m.step.pos) else 0
+                n = told - state.length
+                if n < 0 or n > len(mine):
+                    self.states[seq] = Undefined("after a failed decode, positions name no prefix of what was decoded")
+                    continue
+            if n:
+                self.states[seq] = self._extend(state, seq, mine[:n], len(mine), m, mixed=len(rows) > 1, draft=draft)
+            if not whole:
+                now = self.states[seq]
+                assert isinstance(now, History)
+                self.states[seq] = self._shape(now, m.step.op, "split")
+
+    def _decode_on_unknown(self, state: State | None, seq: int, mine: list[tuple[int, int, int]], m: Moment) -> None:
+        if isinstance(state, HalfRestored):
+            self.states[seq] = Undefined("decoded after a partial restore whose tail was not cut")
+        reason = state.reason if isinstance(state, Undefined) else "half restored" if state is not None else "no such sequence"
+        self.ledger.undefined_rows.extend((number, reason) for _, _, number in mine if number >= 0)
+
+    def _extend(
+        self, h: History, seq: int, mine: list[tuple[int, int, int]], sent: int, m: Moment, *, mixed: bool, draft: bool
+    ) -> History:
+        outs = [number >= 0 for _, _, number in mine]
+        out: Outputs = "all" if all(outs) else "last" if outs[-1] and not any(outs[:-1]) else "none"
+        if out == "none" and any(outs):
+            out = "all"  # an irregular choice of outputs: the reference outputs all, which is another composition
+        seg = Seg(h.length, tuple(t for _, t, _ in mine), out)
+        kinds = set(h.kinds)
+        if mixed:
+            kinds.add("mixed")
+        if self.params.kv_unified and any(self.pos[s][1] >= 0 for s in range(self.n_seq) if s != seq):
+            kinds.add("cells")
+        if len(mine) != sent:
+            kinds.add("split")
+        items = (*h.items, seg)
+        before = count_outputs(h.items)
+        fresh = h.fresh_shape
+        for j, (pos, _, number) in enumerate(mine):
+            if number >= 0:
+                ref = before + (j if out == "all" else 0)
+                self.ledger.rows.append(
+                    RowClaim(m.step.op, number, seq, items, ref, frozenset(kinds), h.shaped, fresh, draft, pos, self.params)
+                )
+                fresh = False
+        positions = None if h.positions is None else (*h.positions, *(p for p, _, _ in mine))
+        return History(items, h.length + len(mine), h.shaped, frozenset(kinds), positions, fresh)
+
+    def _has_room(self, rows: dict[int, list[tuple[int, int, int]]]) -> bool:
+        """Whether the attention cache has a free cell for every row, counting no sharing (recurrent memory never fills)."""
+        if self.facts.recurrent:
+            return True
+        used = {s: self._cells(s) for s in range(self.n_seq)}
+        if any(u < 0 for u in used.values()):
+            return False  # an undefined sequence may hold anything: nothing can be said
+        if self.params.kv_unified:
+            return sum(used.values()) + sum(map(len, rows.values())) <= self.facts.n_ctx
+        return all(used.get(s, 0) + len(mine) <= self.facts.n_ctx_seq for s, mine in rows.items())
+
+    def _cells(self, seq: int) -> int:
+        state = self.states[seq]
+        if isinstance(state, History):
+            return len(state.held())
+        return state.full if isinstance(state, HalfRestored) else -1
+
+    # --- removal and edits --------------------------------------------------------------------------------------------
+
+    def _seq_rm(self, op: SeqRm, m: Moment) -> None:
+        targets = range(self.n_seq) if op.seq < 0 else [op.seq]
+        m.touched = frozenset(targets)
+        if m.step.rc:
+            for s in targets:
+                if 0 <= s < self.n_seq:
+                    self._set(m, s, self._removed(self.states[s], s, m.step.args[1], m.step.args[2], m))
+
+    def _removed(self, state: State, seq: int, p0: int, p1: int, m: Moment) -> State:
+        p0 = max(p0, 0)
+        if p0 == 0 and p1 < 0:
+            return EMPTY
+        end = 1 << 31 if p1 < 0 else p1
+        if isinstance(state, HalfRestored):
+            if p0 == state.saved.length and end >= state.full:
+                return self._shape(state.saved, m.step.op)
+            return Undefined("cut elsewhere than where a partial restore ended")
+        if isinstance(state, Undefined):
+            return state
+        held = state.held()
+        gone = [p for p in held if p0 <= p < end]
+        if not gone:
+            return state
+        if len(gone) == len(held):
+            return EMPTY
+        tail = gone[-1] == held[-1] and gone == list(held[len(held) - len(gone) :])
+        has_recurrent = self.facts.recurrent or self.facts.hybrid
+        if tail and not state.edited:
+            if self.facts.n_swa and seq < len(m.step.pos) and m.step.pos[seq][0] > max(0, p0 - self.facts.n_swa + 1):
+                return Undefined("cut to where the sliding window no longer holds what comes before")
+            return self._shape(cut(state, p0), m.step.op)
+        if has_recurrent:
+            return Undefined("a head or middle was removed from a sequence with a recurrent part")
+        left = tuple(p for p in held if not p0 <= p < end)
+        items = (*state.items, Edit("seq_rm", (p0, p1)))
+        new = replace(state, items=items, positions=left, length=left[-1] + 1)
+        if self.facts.n_swa and tail and seq < len(m.step.pos) and m.step.pos[seq][0] > max(left[0], p0 - self.facts.n_swa + 1):
+            return Undefined("cut to where the sliding window no longer holds what comes before")
+        return self._shape(new, m.step.op, "edited")
+
+    def _seq_cp(self, op: SeqCp, m: Moment) -> None:
+        m.touched = frozenset({op.dst})
+        if op.src == op.dst:
+            m.touched = frozenset()
+            return
+        src, dst = self.states.get(op.src), self.states.get(op.dst)
+        if src is None or dst is None:
+            return
+        p0, p1 = max(m.step.args[2], 0), m.step.args[3]
+        if dst != EMPTY:
+            self._set(m, op.dst, Undefined("copied onto a sequence that was not empty"))
+            return
+        if not isinstance(src, History):
+            self._set(m, op.dst, src if isinstance(src, Undefined) else Undefined("copy of a half restored sequence"))
+            return
+        if not src.items:
+            return
+        copy: State = self._shape(src, m.step.op, "cells")
+        end = src.held()[-1] + 1
+        if p0 > src.held()[0] or 0 <= p1 < end:
+            if self.facts.recurrent or self.facts.hybrid or self.facts.n_swa:
+                copy = Undefined("a range was copied from memory that is not plain attention")
+            elif src.edited:
+                copy = Undefined("a range was copied from an edited sequence")
+            else:
+                part = cut(src, p1) if 0 <= p1 < end else src
+                copy = self._shape(part, m.step.op, "cells")
+                if p0 > 0:
+                    left = tuple(range(p0, part.length))
+                    copy = replace(copy, items=(*part.items, Edit("seq_rm", (0, p0))), positions=left) if left else EMPTY
+        self._set(m, op.dst, copy)
+        for other in [s for pair in self.shared if op.src in pair for s in pair - {op.src}]:
+            self.shared.add(frozenset({other, op.dst}))
+        self.shared.add(frozenset({op.src, op.dst}))
+
+    def _seq_keep(self, op: SeqKeep, m: Moment) -> None:
+        m.touched = frozenset(s for s in range(self.n_seq) if s != op.seq)
+        for s in m.touched:
+            self._set(m, s, EMPTY)
+
+    def _moved(self, op: SeqAdd | SeqDiv, m: Moment, call: str) -> None:
+        others = {s for pair in self.shared if op.seq in pair for s in pair}
+        m.touched = frozenset({op.seq} | others)
+        _, p0, p1, x = m.step.args
+        p0, end = max(p0, 0), 1 << 31 if p1 < 0 else p1
+        state = self.states.get(op.seq)
+        if isinstance(state, HalfRestored):
+            state = Undefined("moved while half restored")
+        if isinstance(state, History):
+            held = state.held()
+            hit = [p for p in held if p0 <= p < end]
+            if not hit or (call == "seq_add" and x == 0) or (call == "seq_div" and x == 1):
+                m.touched = frozenset()
+                return
+            new = tuple((p + x if call == "seq_add" else p // x) if p0 <= p < end else p for p in held)
+            items = (*state.items, Edit(call, (p0, p1, x)))
+            if list(new) != sorted(new) or new[0] < 0:
+                state = Undefined("positions ran into each other or below zero")
+            else:
+                state = self._shape(replace(state, items=items, positions=new, length=new[-1] + 1), m.step.op, "edited")
+        if state is not None:
+            self._set(m, op.seq, state)
+        for s in others - {op.seq}:
+            self._set(m, s, Undefined("shares cells with a sequence whose positions were moved"))
+
+    def _seq_add(self, op: SeqAdd, m: Moment) -> None:
+        self._moved(op, m, "seq_add")
+
+    def _seq_div(self, op: SeqDiv, m: Moment) -> None:
+        self._moved(op, m, "seq_div")
+
+    # --- saving and restoring -----------------------------------------------------------------------------------------
+
+    def _save(self, op: Save, m: Moment) -> None:
+        slot = SavedSlot({0: self.states[op.seq]}, op.flags, self.params, self.epoch, False, op.medium, op.seq)
+        if op.flags & ON_DEVICE:
+            self.devices += 1
+            slot.device_id = self.last_device[op.seq] = self.devices
+        self.slots[op.slot] = slot
+
+    def _save_all(self, op: SaveAll, m: Moment) -> None:
+        self.slots[op.slot] = SavedSlot(dict(self.states), 0, self.params, self.epoch, True, op.medium)
+
+    def _corrupt(self, op: Corrupt, m: Moment) -> None:
+        slot = self.slots.get(op.slot)
+        if slot is not None and m.step.value:
+            slot.corrupt = True
+
+    def _restore(self, op: Restore, m: Moment) -> None:
+        m.touched = frozenset({op.seq})
+        slot = m.slot = self.slots[op.slot]
+        saved = slot.states[0]
+        m.must_accept = self._must_accept(slot, {op.seq: saved})
+        if not m.step.rc:
+            self._refused([op.seq], m)
+        elif slot.corrupt:
+            self._set(m, op.seq, Undefined("restored from a corrupted blob that was accepted"))
+        elif slot.flags & PARTIAL and (self.facts.hybrid or self.facts.n_swa):
+            self._set(m, op.seq, self._half(self.states[op.seq], saved, op.seq, m))
+        else:
+            self._set(m, op.seq, self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and saved.items else saved)
+            self._unshare(op.seq)
+
+    def _half(self, base: State, saved: State, seq: int, m: Moment) -> State:
+        if not isinstance(saved, History):
+            return saved if isinstance(saved, Undefined) else Undefined("saved while half restored")
+        full: int | None = None
+        if isinstance(base, History):
+            have, want = base.tokens(), saved.tokens()
+            if have is not None and want is not None and have[: len(want)] == want:
+                full = base.length
+        elif isinstance(base, HalfRestored):
+            have, want = base.saved.tokens(), saved.tokens()
+            if have is not None and have == want:
+                full = base.full
+        if full is None:
+            return Undefined("partial restore onto something that does not hold the saved prefix")
+        if not saved.items:
+            return EMPTY if full == 0 else Undefined("partial restore of an empty state onto a longer sequence")
+        shaped = self._shape(saved, m.step.op, "cells", "split")
+        return shaped if full == saved.length else HalfRestored(shaped, full)
+
+    def _restore_all(self, op: RestoreAll, m: Moment) -> None:
+        m.touched = frozenset(range(self.n_seq))
+        slot = m.slot = self.slots[op.slot]
+        m.must_accept = self._must_accept(slot, slot.states)
+        if not m.step.rc:
+            self._refused(range(self.n_seq), m)
+            return
+        self.shared.clear()
+        for s in range(self.n_seq):
+            saved = slot.states.get(s, EMPTY)
+            if slot.corrupt:
+                saved = Undefined("restored from a corrupted blob that was accepted")
+            self._set(m, s, self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and saved.items else saved)
+        # sequences that shared cells when they were saved share them again; which ones is not kept, so all may
+        live = [s for s in range(self.n_seq) if self.states[s] != EMPTY]
+        if self.params.kv_unified or self.facts.recurrent or self.facts.hybrid:
+            self.shared = {frozenset({a, b}) for a in live for b in live if a < b}
+
+    def _refused(self, seqs: range | list[int], m: Moment) -> None:
+        """A refused restore leaves its target as it was or empty; positions say which, and the refusal oracle checks the rest."""
+        for s in seqs:
+            now = m.step.pos[s]
+            if now == (-1, -1):
+                self._set(m, s, EMPTY)
+            elif now != m.pos_before[s]:
+                self._set(m, s, Undefined("a refused restore left it neither as it was nor empty"))
+            elif isinstance(state := self.states[s], History) and state.items:
+                self._set(m, s, self._shape(state, m.step.op))
+
+    def _must_accept(self, slot: SavedSlot, states: dict[int, State]) -> bool:
+        """Whether the ledger knows of no reason to refuse this blob here."""
+        same = ("kv_unified", "n_seq_max", "type_k", "type_v", "flash_attn", "swa_full", "n_ctx")
+        if slot.corrupt or any(getattr(slot.params, k) != getattr(self.params, k) for k in same):
+            return False
+        if slot.flags & ON_DEVICE and (slot.epoch != self.epoch or slot.device_id not in self.last_device.values()):
+            return False
+        if any(not isinstance(s, History) for s in states.values()):
+            return False
+        if not self.params.kv_unified or self.facts.recurrent:
+            return True
+        others = sum(max(self._cells(s), 0) for s in range(self.n_seq) if s not in states and self._cells(s) >= 0)
+        need = sum(len(s.held()) for s in states.values() if isinstance(s, History))
+        return others + need <= self.facts.n_ctx
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    def _clear(self, op: Clear, m: Moment) -> None:
+        m.touched = frozenset(range(self.n_seq))
+        for s in range(self.n_seq):
+            self._set(m, s, EMPTY)
+
+    def _reopen(self, op: Reopen, m: Moment) -> None:
+        self._open()
+        m.touched = frozenset(range(self.n_seq))
+
+    def _ask(self, op: Ask, m: Moment) -> None:
+        pass
+
+
+_RULES = {
+    Decode: _Fold._decode,
+    Draft: _Fold._decode,
+    Save: _Fold._save,
+    SaveAll: _Fold._save_all,
+    Restore: _Fold._restore,
+    RestoreAll: _Fold._restore_all,
+    Corrupt: _Fold._corrupt,
+    SeqRm: _Fold._seq_rm,
+    SeqCp: _Fold._seq_cp,
+    SeqKeep: _Fold._seq_keep,
+    SeqAdd: _Fold._seq_add,
+    SeqDiv: _Fold._seq_div,
+    Clear: _Fold._clear,
+    Reopen: _Fold._reopen,
+    Ask: _Fold._ask,
+}

@@ -1,0 +1,126 @@
+"""References: what an honest library gives for a history, computed in clean contexts.
+
+Solo: the history of one sequence, in the batches that decoded it, alone in a context of its own. Twin: the same program with the rows that did not
+survive left out, so that the batches of the other sequences keep their composition.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from oracles.ledger import Edit, Item, Ledger, RowClaim, count_outputs
+from subjects.scenario import OPEN, ContextParams, Decode, Edge, ModelRef, Op, Part, Scenario, SeqAdd, SeqDiv, SeqRm
+from subjects.trace import Floats, Trace
+
+Key = tuple[ContextParams, int, tuple[Item, ...]]
+
+
+def _edge(p: int) -> Edge:
+    return OPEN if p < 0 else Edge(at="start", d=p)
+
+
+def _op(seq: int, item: Item) -> Op:
+    if isinstance(item, Edit):
+        lo, hi = _edge(item.args[0]), _edge(item.args[1])
+        if item.call == "seq_rm":
+            return SeqRm(seq=seq, lo=lo, hi=hi)
+        if item.call == "seq_add":
+            return SeqAdd(seq=seq, lo=lo, hi=hi, delta=item.args[2])
+        return SeqDiv(seq=seq, lo=lo, hi=hi, d=item.args[2])
+    return Decode(parts=(Part(seq=seq, n=len(item.tokens), tokens=item.tokens, out=item.out),))
+
+
+def solo(model: ModelRef, params: ContextParams, seq: int, chain: Sequence[Item]) -> Scenario:
+    """The program that decodes one history in a clean context, same parameters and sequence id."""
+    return Scenario(model=model, params=params, ops=tuple(_op(seq, item) for item in chain), note="reference: solo")  # type: ignore[arg-type]
+
+
+def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:
+    """The program's own batches with only the rows of `claim`'s surviving history and of the other sequences, None where another
+    sequence went through more than decodes (its rows would then not mean the same).
+
+    The claim's row is the last output row of its sequence in it, and the last of the program.
+    """
+    alive = {(i.start + j): t for i in claim.chain if not isinstance(i, Edit) for j, t in enumerate(i.tokens)}
+    if any(isinstance(i, Edit) for i in claim.chain):
+        return None
+    ops: list[Op] = []
+    at = 0
+    for m in ledger.moments:
+        if m.step.op > claim.step:
+            break
+        if not m.step.batches and any(s != claim.seq for s in m.touched):
+            return None
+        for batch in m.step.batches:
+            if batch.rc != 0:
+                continue
+            parts: list[Part] = []
+            for seq in dict.fromkeys(r.seq for r in batch.rows):
+                rows = [r for r in batch.rows if r.seq == seq]
+                if seq == claim.seq:
+                    # only the pass that computed the surviving tokens counts, so take rows in order as they extend the history
+                    rows = [r for r in rows if r.pos == at and alive.get(r.pos) == r.token and (at := at + 1)]
+                if rows:
+                    parts.append(Part(seq=seq, n=len(rows), tokens=tuple(r.token for r in rows), out="all"))
+            if parts:
+                ops.append(Decode(parts=tuple(parts)))
+            if at > claim.pos:
+                return Scenario(model=ledger.scenario.model, params=m.params, ops=tuple(ops), note="reference: twin")  # type: ignore[arg-type]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Output rows of a chain: logits (n, n_vocab) and hidden (n, n_embd or 0)."""
+
+    logits: Floats
+    hidden: Floats
+
+
+class References:
+    """Solo references by history, remembered: a chain answers for all its beginnings. Not for other models than its own.
+
+    Bounded by bytes, oldest out first.
+    """
+
+    def __init__(self, limit_bytes: int = 48 << 20):
+        self._rows: OrderedDict[Key, tuple[Rows, int]] = OrderedDict()
+        self._bytes = 0
+        self._limit = limit_bytes
+
+    def get(self, key: Key) -> Rows | None:
+        """Rows of a chain (perhaps more than it has, when it is the beginning of a longer one), None when not computed."""
+        hit = self._rows.get(key)
+        return hit[0] if hit else None
+
+    def missing(self, wanted: Iterable[Key]) -> list[Key]:
+        """The chains that must be run so that all of `wanted` are known, longest first, no beginnings of others."""
+        run: list[Key] = []
+        covered: set[Key] = set()
+        for key in sorted(set(wanted), key=lambda k: -len(k[2])):
+            if key in self._rows or key in covered:
+                continue
+            run.append(key)
+            params, seq, chain = key
+            covered.update((params, seq, chain[:i]) for i in range(1, len(chain) + 1))
+        return run
+
+    def put(self, key: Key, trace: Trace) -> None:
+        """Remember the trace of a reference run (whole or up to where it ended)."""
+        if not trace.facts:
+            return
+        params, seq, chain = key
+        hidden = trace.hidden_rows() if params.embeddings else np.zeros((0, 0), np.float32)
+        rows = Rows(trace.logit_rows(), hidden)
+        size = len(trace.logits) + len(trace.hidden)
+        for i in range(1, len(chain) + 1):
+            if count_outputs(chain[:i]) <= len(rows.logits):
+                self._rows[params, seq, chain[:i]] = (rows, size if i == len(chain) else 0)
+        self._bytes += size
+        while self._bytes > self._limit or len(self._rows) > 20000:
+            _, (_, freed) = self._rows.popitem(last=False)
+            self._bytes -= freed

@@ -1,0 +1,53 @@
+"""What the oracles that compare rows share: turning a wrong row into a violation."""
+
+from __future__ import annotations
+
+from oracles.account import Account, Compared
+from oracles.reference import solo
+from oracles.verdict import Check, Violation
+from subjects.scenario import OP_NAMES, OP_TYPES, Op
+
+NAME_OF: dict[type[Op], str] = dict(zip(OP_TYPES, OP_NAMES, strict=True))
+
+
+def shaper_name(account: Account, row: Compared) -> str:
+    """Name of the last operation other than a decode in the row's history, or "decode"."""
+    shaper = account.shaper(row.claim)
+    return NAME_OF[type(shaper[0])] if shaper else "decode"
+
+
+def suspects(account: Account, row: Compared) -> tuple[int, ...]:
+    """Operations that may have broken a row: those of its own history, else all that were no decodes, latest first."""
+    own = tuple(reversed(row.claim.shaped))
+    if own:
+        return own
+    return tuple(
+        m.step.op for m in reversed(account.ledger.moments) if not m.step.batches and m.step.op < row.claim.step and m.touched
+    )
+
+
+def row_violation(
+    oracle: str, account: Account, row: Compared, *, key: str, rule: str, because: str, hidden: bool = False
+) -> Violation:
+    """A violation that a reproducer shows by comparing one row with its solo reference."""
+    c = row.claim
+    reference = solo(account.ledger.scenario.model, c.params, c.seq, c.chain)
+    band = row.hidden_band if hidden else row.band
+    check = Check(kind="rows", step=c.step, seq=c.seq, row=c.row, ref_row=c.ref_row, band=band, hidden=hidden, reference=reference)
+    return Violation(
+        oracle=oracle,
+        key=key,
+        rule=rule,
+        because=because,
+        check=check,
+        error=row.hidden_error if hidden else row.error,
+        band=band,
+        nmse=row.nmse,
+        suspects=suspects(account, row),
+    )
+
+
+def where(account: Account, row: Compared) -> str:
+    """The row in words."""
+    c = row.claim
+    return f"the row of sequence {c.seq} at position {c.pos} (operation {c.step}, after {shaper_name(account, row)})"

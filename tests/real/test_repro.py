@@ -1,0 +1,250 @@
+"""Reproducers do on the real library what the finding says, without redraft: exit code 1, death by a signal, or 0.
+
+The findings are made by hand from runs in the sandbox; nothing native is loaded into pytest's process.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fuzz import finding as findings
+from fuzz.finding import Finding
+from oracles.verdict import Check, Violation
+from subjects import builds, recipes
+from subjects.sandbox import Sandbox
+from subjects.scenario import (
+    OPEN,
+    ContextParams,
+    Corrupt,
+    Decode,
+    Edge,
+    ModelRef,
+    Op,
+    Part,
+    Restore,
+    RestoreAll,
+    Save,
+    SaveAll,
+    Scenario,
+    SeqRm,
+)
+from subjects.trace import Trace
+
+MODEL = ModelRef(recipe="qwen35", version=recipes.get("qwen35").version, seed=0)
+STRICT = ContextParams(n_rs_seq=4)
+SILENCED = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def build() -> builds.Build:
+    return builds.find_build()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.gguf"
+    recipes.get("qwen35").write(path, seed=0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sandbox(build: builds.Build, model: Path) -> Iterator[Sandbox]:
+    with Sandbox(builds.compile_shim(build), [(model, 0)]) as box:
+        yield box
+
+
+def decode(n: int, *, seq: int = 0, tokens: tuple[int, ...] | None = None, abort: int | None = None) -> Decode:
+    return Decode(parts=(Part(seq=seq, n=n, tokens=tokens),), abort_after=abort)
+
+
+def program(*ops: Op, params: ContextParams = STRICT) -> Scenario:
+    return Scenario(model=MODEL, params=params, ops=ops)  # type: ignore[arg-type]
+
+
+def clean(trace: Trace, *lengths: int, params: ContextParams = STRICT, seq: int = 0) -> Scenario:
+    """The history that sequence `seq` should have, from positions and tokens of a trace, decoded in batches of `lengths`."""
+    tokens = {r.pos: r.token for s in trace.steps for b in s.batches for r in b.rows if r.seq == seq}
+    history = tuple(tokens[p] for p in range(sum(lengths)))
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    return program(*(decode(n, tokens=history[e - n : e]) for n, e in zip(lengths, ends, strict=True)), params=params)
+
+
+def found(scenario: Scenario, check: Check, *, slug: str) -> Finding:
+    """A finding as the campaign makes one."""
+    return Finding(
+        signature=f"hand/{slug}",
+        slug=slug,
+        title=slug.replace("-", " "),
+        oracle="hand",
+        kind="fault",
+        memory="hybrid",
+        build="the installed build",
+        reproduced=(3, 3),
+        scenario=scenario,
+        original=scenario,
+        violation=Violation(oracle="hand", key=slug, rule="llama.h is silent.", because="It must.", check=check),
+    )
+
+
+@pytest.fixture
+def reproduce(tmp_path: Path, build: builds.Build, model: Path, sandbox: Sandbox):  # type: ignore[no-untyped-def]
+    """Write a finding, run both of its programs, and give their (return code, standard output)."""
+
+    def run(finding: Finding, trace: Trace) -> list[tuple[int, str]]:
+        traces = {"subject": trace}
+        if finding.check.reference:
+            traces["reference"] = sandbox.run(finding.check.reference, model)
+        folder = findings.write(finding, traces, tmp_path / "findings")
+        assert findings.load(folder) == finding
+        return [python(folder), cpp(folder)]
+
+    def python(folder: Path) -> tuple[int, str]:
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | SILENCED
+        p = subprocess.run(
+            [sys.executable, "-P", folder / "repro.py"], capture_output=True, text=True, env=env, timeout=120, check=False, cwd=tmp_path
+        )
+        assert "Traceback" not in p.stderr, p.stderr
+        return p.returncode, p.stdout
+
+    def cpp(folder: Path) -> tuple[int, str]:
+        compiler = shutil.which("g++") or shutil.which("c++")
+        assert compiler, "no C++ compiler"
+        command: list[str | Path] = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", folder / "repro.cpp"]
+        for d in build.include:
+            command += ["-I", d]
+        for d in build.libdirs:
+            command += ["-L", d, f"-Wl,-rpath,{d}"]
+        subprocess.run([*command, "-lllama", "-lggml-base", "-o", tmp_path / "repro"], check=True, timeout=120)
+        p = subprocess.run(
+            [tmp_path / "repro", model], capture_output=True, text=True, env=os.environ | SILENCED, timeout=120, check=False, cwd=tmp_path
+        )
+        return p.returncode, p.stdout
+
+    return run
+
+
+def test_a_rollback_to_a_state_that_was_not_kept(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    sc = program(decode(16), decode(1), decode(1), decode(1), SeqRm(seq=0, lo=Edge(at="end", d=-3), hi=OPEN), decode(1))
+    trace = sandbox.run(sc, model)
+    reference = clean(trace, 16, 1)
+    check = Check(kind="rows", step=5, seq=0, row=4, ref_row=1, band=1e-3, reference=reference)
+    for rc, out in reproduce(found(sc, check, slug="rollback"), trace):
+        assert rc == 1, out
+        assert "WRONG STATE" in out
+        assert 1 < float(out.split()[3]) < 14
+
+
+def test_a_sound_program(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    sc = program(decode(16), decode(1))
+    trace = sandbox.run(sc, model)
+    check = Check(kind="rows", step=1, seq=0, row=1, ref_row=1, band=1e-3, reference=clean(trace, 16, 1))
+    for rc, out in reproduce(found(sc, check, slug="sound"), trace):
+        assert rc == 0, out
+        assert "not reproduced" in out
+
+
+def test_a_crash(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    sc = program(decode(16), params=ContextParams(n_rs_seq=4, n_ubatch=4))
+    trace = sandbox.run(sc, model)
+    assert trace.end.how == "signal"
+    for rc, out in reproduce(found(sc, Check(kind="alive", step=0), slug="crash"), trace):
+        assert rc == -signal.SIGABRT
+        assert "the next call must return" in out
+
+
+def test_no_crash(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    sc = program(decode(16))
+    for rc, out in reproduce(found(sc, Check(kind="alive", step=0), slug="alive"), sandbox.run(sc, model)):
+        assert rc == 0
+        assert "not reproduced" in out
+
+
+@pytest.mark.parametrize("expected", [(0, 15), (0, 14)])
+def test_positions(expected, sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    sc = program(decode(16), Save(seq=0, slot=0), decode(2), Restore(seq=0, slot=0))
+    trace = sandbox.run(sc, model)
+    truth = trace.steps[3].pos[0]
+    expected = (truth[0], expected[1])
+    check = Check(kind="positions", step=3, seq=0, expected=expected)
+    for rc, out in reproduce(found(sc, check, slug="positions"), trace):
+        assert rc == int(truth != expected), out
+
+
+def test_a_removal_that_answers_otherwise(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    sc = program(decode(16), SeqRm(seq=0, lo=Edge(at="start", d=2), hi=Edge(at="start", d=4)))
+    trace = sandbox.run(sc, model)
+    assert trace.steps[1].rc == 0
+    for rc, out in reproduce(found(sc, Check(kind="answer", step=1, expected=(1,)), slug="refused"), trace):
+        assert rc == 1, out
+        assert "the call returned 0, expected 1: WRONG" in out
+
+
+def test_saved_twice(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    sc = program(decode(16), Save(seq=0, slot=0, again=True))
+    trace = sandbox.run(sc, model)
+    check = Check(kind="blob", step=1, expected=(0, 1), what="bytes")
+    for rc, out in reproduce(found(sc, check, slug="twice"), trace):
+        assert rc == 0, out
+    check = Check(kind="blob", step=1, expected=(0, 0), what="size")
+    for rc, out in reproduce(found(sc, check, slug="size"), trace):
+        assert rc == 0, out
+
+
+def test_a_corrupt_blob_is_refused_by_both_programs(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    sc = program(decode(16), Save(seq=0, slot=0), Corrupt(slot=0, how="truncate", at=500), Restore(seq=0, slot=0))
+    trace = sandbox.run(sc, model)
+    assert trace.steps[3].rc == 0
+    for rc, out in reproduce(found(sc, Check(kind="answer", step=3, expected=(0,)), slug="corrupt"), trace):
+        assert rc == 0, out
+
+
+@pytest.mark.parametrize("how", ["flip", "zero", "set_u32", "extend"])
+def test_corruptions_are_the_runners(how, sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    # the last bytes are recurrent state: the restore is accepted, and gives the rows that the trace has
+    ops = (
+        decode(16),
+        Save(seq=0, slot=0, medium="file"),
+        Save(seq=0, slot=1),
+        Corrupt(slot=0, how=how, at=999, n=7),
+        Corrupt(slot=1, how=how, at=998, n=9),
+        Restore(seq=1, slot=1),
+        Restore(seq=0, slot=0),
+    )
+    sc = program(*ops)
+    trace = sandbox.run(sc, model)
+    wanted = int(trace.steps[6].rc or 0)
+    for rc, out in reproduce(found(sc, Check(kind="answer", step=6, expected=(wanted,)), slug=f"bytes-{how}"), trace):
+        assert rc == 0, out
+        assert f"the call returned {wanted}" in out
+
+
+def test_every_way_of_saving_and_restoring(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    ops = (
+        decode(16),
+        Save(seq=0, slot=0, medium="file"),
+        SaveAll(slot=1, medium="file", again=True),
+        SaveAll(slot=2),
+        decode(4, abort=2),
+        RestoreAll(slot=2, resave=True),
+        RestoreAll(slot=1),
+        Restore(seq=1, slot=0, times=2),
+        decode(1, seq=1),
+    )
+    sc = program(*ops)
+    trace = sandbox.run(sc, model)
+    assert trace.end.how == "ok"
+    assert all(trace.steps[i].rc for i in (5, 6, 7))
+    row = len(trace.logit_rows()) - 1
+    reference = clean(trace, 16, params=STRICT)
+    tail = decode(1, tokens=(trace.steps[8].batches[0].rows[0].token,))
+    reference = program(*reference.ops, tail)
+    check = Check(kind="rows", step=8, seq=1, row=row, ref_row=1, band=1e-3, reference=reference)
+    for rc, out in reproduce(found(sc, check, slug="ways"), trace):
+        assert rc == 0, out
+        assert "max abs difference" in out, out
