@@ -1,7 +1,8 @@
 """Stepping round faults that are known to be open upstream, by name.
 
-An avoidance knows the trigger of one fault, statically: does this program contain what sets it off? The campaign uses it to tell a
-known finding from a new one with the same signature, and the generator to spend no programs on it. Adding one is one entry in `AVOIDANCES`.
+An avoidance knows the trigger of one fault, statically: does this program contain what sets it off? The campaign uses
+it to tell a known finding from a new one with the same signature, and the generator to spend no programs on it. Adding
+one is one entry in `AVOIDANCES`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,22 @@ from dataclasses import dataclass
 import msgspec
 
 from fuzz.state import State, Traits, broken
-from subjects.scenario import ON_DEVICE, AnyOp, ContextParams, Decode, Draft, Op, Reopen, Restore, Scenario, SeqRm
+from subjects.scenario import (
+    ON_DEVICE,
+    AnyOp,
+    ContextParams,
+    Decode,
+    Draft,
+    Op,
+    Reopen,
+    Restore,
+    Scenario,
+    SeqAdd,
+    SeqCp,
+    SeqDiv,
+    SeqKeep,
+    SeqRm,
+)
 
 
 def _never(_: State, __: Op) -> bool:
@@ -29,7 +45,8 @@ def _keep(params: ContextParams, _: Traits) -> ContextParams:
 
 @dataclass(frozen=True)
 class Avoidance:
-    """One known fault: `hit` says that an operation sets it off in a state, `params_hit` that a context's parameters do.
+    """One known fault: `hit` says that an operation sets it off in a state, `params_hit` that a context's parameters
+    do.
 
     `params_fix` gives parameters near those that do not.
     """
@@ -43,8 +60,8 @@ class Avoidance:
 
 def _small_ubatch(params: ContextParams, traits: Traits) -> bool:
     n_rs = params.n_rs_seq if traits.rollback else 0
-    # with embeddings the batch is split by sequence, where nothing asserts (src/llama-memory-hybrid.cpp init_batch(): split_seq);
-    # deepseek4 does not make that difference
+    # with embeddings the batch is split by sequence, where nothing asserts (src/llama-memory-hybrid.cpp init_batch():
+    # split_seq); deepseek4 does not make that difference
     return n_rs > 0 and params.n_ubatch <= n_rs + 1 and (traits.any_rollback or not params.embeddings)
 
 
@@ -87,6 +104,90 @@ def _device_older(state: State, op: Op) -> bool:
     return slot.epoch == state.epoch and not state.is_newest(slot)
 
 
+def _split_keep(state: State, op: Op) -> bool:
+    """llama_kv_cache::seq_keep() looks at the kept sequence's own stream only."""
+    if (
+        not isinstance(op, SeqKeep)
+        or state.params.kv_unified
+        or state.traits.memory == "recurrent"
+        or state.traits.any_rollback
+    ):
+        return False
+    return any(s.spans and i != op.seq for i, s in enumerate(state.seqs))
+
+
+def _recurrent_all(state: State, op: Op) -> bool:
+    """llama_memory_recurrent::seq_rm() takes -1 for an id beyond n_seq_max and refuses."""
+    return isinstance(op, SeqRm) and op.seq < 0 and state.traits.recurrent and not state.traits.any_rollback
+
+
+def _recurrent_edit(state: State, op: Op) -> bool:
+    """llama_memory_recurrent::seq_rm() says true to a head or middle, whose traces the state keeps."""
+    if not isinstance(op, SeqRm) or op.seq < 0 or not state.traits.recurrent or state.traits.any_rollback:
+        return False
+    p0, p1 = state.range(op)
+    return p0 < p1 < state.end(op.seq) and p0 < state.end(op.seq) and state.length(op.seq) > 0
+
+
+def _shared_rollback(state: State, op: Op) -> bool:
+    """llama_memory_recurrent::seq_cp() shares the cell: a rollback of one sequence moves the position of the other."""
+    if not isinstance(op, SeqRm) or not state.n_rs or state.tail_cut(op) == 0 or not state.accepts(op):
+        return False
+    if state.traits.any_rollback:  # deepseek4: the copy's own snapshots are not there
+        return state.seqs[op.seq].copied
+    return state.shared(op.seq)
+
+
+def _pending_copy(state: State, op: Op) -> bool:
+    """llama_memory_recurrent::seq_cp() leaves both rs_idx as they are: the copy of a rolled back sequence is not rolled
+    back.
+    """
+    if not isinstance(op, SeqCp) or op.src == op.dst or state.traits.any_rollback:
+        return False
+    return state.pending(op.src) or (0 <= op.dst < len(state.seqs) and state.seqs[op.dst].haunted)
+
+
+def _pending_wipe(state: State, op: Op) -> bool:
+    """llama_memory_recurrent::seq_rm() forgets a rollback for (0, -1) only, not when p1 is the end of the sequence."""
+    if not isinstance(op, SeqRm) or op.hi.at == "open" or op.seq < 0 or state.traits.any_rollback:
+        return False
+    p0, p1 = state.range(op)
+    return state.pending(op.seq) and p0 == 0 and p1 >= state.end(op.seq)
+
+
+def _abort_recurrent(state: State, op: Op) -> bool:
+    """An aborted micro-batch has moved the recurrent cell already; taking it back is refused, or a rollback to planes
+    never written.
+    """
+    return isinstance(op, Decode) and op.abort_after is not None and state.traits.recurrent
+
+
+def _shift_type(state: State, op: Op) -> bool:
+    """ggml-cpu's ROPE knows F16 and F32 only, and quantised K goes through F32; a recurrent memory alone has no K."""
+    if not isinstance(op, SeqAdd | SeqDiv) or state.traits.memory == "recurrent":
+        return False
+    return state.params.type_k == "bf16" and state.length(op.seq) > 0
+
+
+def _shift_window(state: State, op: Op) -> bool:
+    """The K shift of a hybrid with a window asserts on a cache half without layers (lfm2 with a window)."""
+    if not isinstance(op, SeqAdd | SeqDiv) or state.traits.memory != "hybrid":
+        return False
+    return state.traits.window > 0 and state.length(op.seq) > 0
+
+
+def _hidden_rows(params: ContextParams, traits: Traits) -> bool:
+    return params.embeddings and traits.hidden_aborts
+
+
+def _hidden_hit(state: State, op: Op) -> bool:
+    return isinstance(op, Decode | Draft) and _hidden_rows(state.params, state.traits)
+
+
+def _hidden_fix(params: ContextParams, _: Traits) -> ContextParams:
+    return msgspec.structs.replace(params, embeddings=False)
+
+
 AVOIDANCES: dict[str, Avoidance] = {
     a.name: a
     for a in (
@@ -97,10 +198,42 @@ AVOIDANCES: dict[str, Avoidance] = {
             _small_ubatch,
             _ubatch_fix,
         ),
-        Avoidance("stale-rollback", "seq_rm of a tail that reaches a recurrent state which was not kept", _stale_rollback),
+        Avoidance(
+            "stale-rollback", "seq_rm of a tail that reaches a recurrent state which was not kept", _stale_rollback
+        ),
         Avoidance("device-corrupt", "restore of an on-device blob that was changed", _device_corrupt),
         Avoidance("device-foreign", "restore of an on-device handle of another context", _device_foreign),
-        Avoidance("device-older", "restore of an on-device handle after a later on-device save of its sequence", _device_older),
+        Avoidance(
+            "device-older", "restore of an on-device handle after a later on-device save of its sequence", _device_older
+        ),
+        Avoidance("split-keep", "seq_keep with kv_unified off while other sequences live: they stay", _split_keep),
+        Avoidance("recurrent-rm-all", "seq_rm of sequence -1 on a recurrent memory: refused", _recurrent_all),
+        Avoidance(
+            "recurrent-rm-part", "seq_rm of a head or middle on a recurrent memory: true, and not done", _recurrent_edit
+        ),
+        Avoidance(
+            "shared-rollback", "seq_cp, then a rollback of either before it decodes: both move", _shared_rollback
+        ),
+        Avoidance(
+            "pending-copy", "seq_cp of a sequence whose rollback waits: the copy is not rolled back", _pending_copy
+        ),
+        Avoidance("pending-wipe", "rollback, seq_rm(0, end), new content: it starts from a stale plane", _pending_wipe),
+        Avoidance(
+            "abort-recurrent",
+            "a decode that aborts on a recurrent memory: the state is neither old nor new",
+            _abort_recurrent,
+        ),
+        Avoidance("shift-bf16", "seq_add or seq_div with a BF16 K cache: abort at the next decode", _shift_type),
+        Avoidance(
+            "shift-window-hybrid", "seq_add or seq_div on a hybrid with a window: assertion abort", _shift_window
+        ),
+        Avoidance(
+            "hidden-rows",
+            "embeddings on deepseek4 and qwen4exp: assertion abort",
+            _hidden_hit,
+            _hidden_rows,
+            _hidden_fix,
+        ),
     )
 }
 
@@ -150,6 +283,10 @@ class Avoider:
                 continue
             state.apply(op)
             ops.append(op)
-        if params is scenario.params and len(ops) == len(scenario.ops) and all(a is b for a, b in zip(ops, scenario.ops, strict=True)):
+        if (
+            params is scenario.params
+            and len(ops) == len(scenario.ops)
+            and all(a is b for a, b in zip(ops, scenario.ops, strict=True))
+        ):
             return scenario
         return msgspec.structs.replace(scenario, params=params, ops=tuple(ops))

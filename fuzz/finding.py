@@ -1,6 +1,7 @@
 """Findings: what the campaign keeps of a fault, as a folder that a person pastes into a bug report.
 
-A folder appears complete or not at all: it is written beside its place under a name that begins with a dot, and renamed.
+A folder appears complete or not at all: it is written beside its place, under a name that begins with a dot, and
+renamed.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class BadFinding(ValueError):
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Violations with one signature, and the smallest program that shows them.
 
-    signature: oracle/culprit/memory, what makes two findings one. route: how state got where it is wrong ("" for none). known: name
-    of the known fault that it is. reproduced: (n, m), n of m re-runs showed it. scenario: the smallest program; its operation
-    `culprit` broke it. attached: what other oracles said of the same run, a line each. end: for a crash, the text of the assertion
-    and how the process ended.
+    signature: oracle/culprit/memory, what makes two findings one. route: how state got where it is wrong ("" for none).
+    known: name of the known fault that it is. reproduced: (n, m), n of m re-runs showed it. scenario: the smallest
+    program; its operation `culprit` broke it. attached: what other oracles said of the same run, a line each. end: for
+    a crash, the text of the assertion. hang: it was killed because it took too long.
     """
 
     signature: str
@@ -133,7 +134,8 @@ def files(finding: Finding, traces: Mapping[str, Trace]) -> dict[str, bytes]:
         "environment.json": _json(finding.environment),
         "explanation.txt": explain(finding, subject, reference),
         "README.md": readme(finding, subject, reference),
-        "stderr.txt": subject.stderr + "".join(f"operation {s.op + 1}: {line}\n" for s in subject.steps for line in s.log),
+        "stderr.txt": subject.stderr
+        + "".join(f"operation {s.op + 1}: {line}\n" for s in subject.steps for line in s.log),
         "repro.py": repro_py(finding, calls, reference_calls),
         "repro.cpp": repro_cpp(finding, calls, reference_calls),
     }

@@ -1,10 +1,12 @@
 """Hypothesis strategies: valid programs by construction.
 
-A program is a walk over `fuzz.state`: parameters first, then moves (`fuzz.moves`), each of which appends one operation or a short
-idiom that keeps the contract table. Swarm testing: every program draws its own weights for the kinds of move, many of them zero, so that
-programs differ in kind and not only in detail (Groce et al., "Swarm testing", ISSTA 2012).
+A program is a walk over `fuzz.state`: parameters first, then moves (`fuzz.moves`), each of which appends one operation
+or a short idiom that keeps the contract table. Swarm testing: every program draws its own weights for the kinds of
+move, many of them zero, so that programs differ in kind and not only in detail (Groce et al., "Swarm testing", ISSTA
+2012).
 
-Every draw has its simplest value first, and the value 0 of the draw that picks the next move ends the program, so that programs shrink well.
+Every draw has its simplest value first, and the value 0 of the draw that picks the next move ends the program, so that
+programs shrink well.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from fuzz.avoid import Avoider
-from fuzz.moves import MOVES, Gen
+from fuzz.gen import Gen
+from fuzz.moves import MOVES
 from fuzz.params import draw_params
 from fuzz.state import State, Traits
 from subjects.scenario import AnyOp, ModelRef, Scenario
 
 _RANDOM = st.randoms(use_true_random=False)
-# weights of a kind of move in a program, by two bits of the swarm draw; 0 first, so that the simplest program has them all
+# weights of a kind of move in a program, by two bits of the swarm draw; 0 first, so that the simplest program has them
+# all
 _SWARM = (2, 0, 1, 5)
 # how likely a program ends before its next move, in 1/64, by the number of operations it has
 _STOP = (0, 1, 1, 3, 4, 6, 9, 12, 16, 20, 26, 32)
@@ -33,8 +37,9 @@ _STOP = (0, 1, 1, 3, 4, 6, 9, 12, 16, 20, 26, 32)
 def _scenarios(
     draw: Callable[..., Any], model: ModelRef, traits: Traits, max_ops: int, avoid: Avoider | None, misuse: bool
 ) -> Scenario:
-    # Hypothesis' own random: its draws are choices of the engine like any other and shrink to 0, but without a span each. With spans
-    # the engine's mutator copies single numbers over others of their kind: a quarter of the programs were repeats of their neighbour.
+    # Hypothesis' own random: its draws are choices of the engine like any other and shrink to 0, but without a span
+    # each. With spans the engine's mutator copies single numbers over others of their kind: a quarter of the programs
+    # were repeats of their neighbour.
     rnd = draw(_RANDOM)
 
     def below(n: int) -> int:
@@ -45,7 +50,8 @@ def _scenarios(
     # nine moves a draw: Hypothesis prefers small values in ranges of more than 24 bits
     swarm = [below(1 << 18) for _ in range(-(-len(MOVES) // 9))]
     table = [
-        (m, m.weight * _SWARM[(swarm[i // 9] >> (2 * (i % 9))) & 3] if m.swarm else 2 * m.weight) for i, m in enumerate(MOVES)
+        (m, m.weight * _SWARM[(swarm[i // 9] >> (2 * (i % 9))) & 3] if m.swarm else 2 * m.weight)
+        for i, m in enumerate(MOVES)
     ]
     while len(gen.ops) < max_ops:
         ready = [(m, w) for m, w in table if w and m.ready(gen)]
@@ -80,8 +86,8 @@ def scenarios(
 def generate(strategy: SearchStrategy[Scenario], seed_: int, count: int) -> list[Scenario]:
     """`count` programs, the same ones for the same seed on any machine.
 
-    Call it in slices of a few hundred: Hypothesis keeps about 20 KB per example of one call. All settings are given, since with CI in
-    the environment Hypothesis' own `ci` profile is active and would derandomise.
+    Call it in slices of a few hundred: Hypothesis keeps about 20 KB per example of one call. All settings are given,
+    since with CI in the environment Hypothesis' own `ci` profile is active and would derandomise.
     """
     found: list[Scenario] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
 from oracles.ledger import HalfRestored, History, Moment, Undefined
+from oracles.rows import row_violation, where
 from oracles.verdict import Check, Verdict, Violation
 from subjects.scenario import Decode, Draft
 from subjects.trace import Batch
@@ -20,7 +21,7 @@ class DecodeFailure(OracleFailure):
 
 
 class DecodeCodes(Oracle):
-    """Return codes, and memory after the codes that promise no change."""
+    """Return codes, memory after the codes that promise no change, and the state that an aborted decode leaves."""
 
     name = "decode"
     title = "decode's return codes"
@@ -40,6 +41,17 @@ class DecodeCodes(Oracle):
                 if found:
                     bad.append(found)
                     break
+        for r in account.compared:
+            shaper = account.shaper(r.claim)
+            if shaper is None or not isinstance(shaper[0], Decode | Draft):
+                continue
+            compared += 1
+            if r.wrong:
+                because = (
+                    f"Operation {shaper[1].step.op} (llama_decode) returned {shaper[1].step.rc} and its positions name the tokens that remain, so "
+                    f"{where(account, r)} must be what a clean context gives for those; but its logits are off by up to {r.error:.3g}."
+                )
+                bad.append(row_violation(self.name, account, r, key="decode:abort-state", rule=RULE_ABORT, because=because))
         return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
 
     def _violation(self, m: Moment, key: str, rule: str, because: str, expected: tuple[int, ...]) -> Violation:
@@ -49,7 +61,7 @@ class DecodeCodes(Oracle):
 
     def _batch(self, m: Moment, batch: Batch) -> Violation | None:
         rc = batch.rc
-        seqs = sorted({r.seq for r in batch.rows})
+        seqs = sorted({r.seq for r in batch.rows if 0 <= r.seq < m.params.n_seq_max})
         known = all(isinstance(m.before.get(s), History) for s in seqs)
         aborting = isinstance(m.op, Decode) and m.op.abort_after is not None
         if rc == 0:

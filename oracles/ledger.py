@@ -71,6 +71,11 @@ class History:
     fresh_shape: bool = False
 
     @property
+    def empty(self) -> bool:
+        """Whether it holds nothing (however it came to that)."""
+        return not self.items
+
+    @property
     def edited(self) -> bool:
         """Whether positions are no longer simply 0 .. length-1."""
         return self.positions is not None
@@ -182,6 +187,10 @@ def read(scenario: Scenario, trace: Trace) -> Ledger:
     return fold.ledger
 
 
+def _is_empty(state: State) -> bool:
+    return isinstance(state, History) and state.empty
+
+
 def cut(h: History, at: int) -> History:
     """The history without positions `at` and later, for histories that were never edited."""
     items: list[Item] = []
@@ -239,7 +248,9 @@ class _Fold:
     def _set(self, m: Moment, seq: int, state: State) -> None:
         if 0 <= seq < self.n_seq:
             self.states[seq] = state
-            if isinstance(state, History) and not state.items:
+            if isinstance(state, History) and state.empty:
+                # what emptied it stays in `shaped`: it is the first suspect if something is left over
+                self.states[seq] = History(shaped=(*state.shaped, m.step.op), fresh_shape=True)
                 self._unshare(seq)
 
     def _unshare(self, seq: int) -> None:
@@ -393,13 +404,13 @@ class _Fold:
         if src is None or dst is None:
             return
         p0, p1 = max(m.step.args[2], 0), m.step.args[3]
-        if dst != EMPTY:
+        if not (isinstance(dst, History) and dst.empty):
             self._set(m, op.dst, Undefined("copied onto a sequence that was not empty"))
             return
         if not isinstance(src, History):
             self._set(m, op.dst, src if isinstance(src, Undefined) else Undefined("copy of a half restored sequence"))
             return
-        if not src.items:
+        if src.empty:
             return
         copy: State = self._shape(src, m.step.op, "cells")
         end = src.held()[-1] + 1
@@ -484,7 +495,7 @@ class _Fold:
         elif slot.flags & PARTIAL and (self.facts.hybrid or self.facts.n_swa):
             self._set(m, op.seq, self._half(self.states[op.seq], saved, op.seq, m))
         else:
-            self._set(m, op.seq, self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and saved.items else saved)
+            self._set(m, op.seq, self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and not saved.empty else saved)
             self._unshare(op.seq)
 
     def _half(self, base: State, saved: State, seq: int, m: Moment) -> State:
@@ -501,7 +512,7 @@ class _Fold:
                 full = base.full
         if full is None:
             return Undefined("partial restore onto something that does not hold the saved prefix")
-        if not saved.items:
+        if saved.empty:
             return EMPTY if full == 0 else Undefined("partial restore of an empty state onto a longer sequence")
         shaped = self._shape(saved, m.step.op, "cells", "split")
         return shaped if full == saved.length else HalfRestored(shaped, full)
@@ -518,9 +529,9 @@ class _Fold:
             saved = slot.states.get(s, EMPTY)
             if slot.corrupt:
                 saved = Undefined("restored from a corrupted blob that was accepted")
-            self._set(m, s, self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and saved.items else saved)
+            self._set(m, s, self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and not saved.empty else saved)
         # sequences that shared cells when they were saved share them again; which ones is not kept, so all may
-        live = [s for s in range(self.n_seq) if self.states[s] != EMPTY]
+        live = [s for s in range(self.n_seq) if not _is_empty(self.states[s])]
         if self.params.kv_unified or self.facts.recurrent or self.facts.hybrid:
             self.shared = {frozenset({a, b}) for a in live for b in live if a < b}
 
@@ -532,7 +543,7 @@ class _Fold:
                 self._set(m, s, EMPTY)
             elif now != m.pos_before[s]:
                 self._set(m, s, Undefined("a refused restore left it neither as it was nor empty"))
-            elif isinstance(state := self.states[s], History) and state.items:
+            elif isinstance(state := self.states[s], History) and not state.empty:
                 self._set(m, s, self._shape(state, m.step.op))
 
     def _must_accept(self, slot: SavedSlot, states: dict[int, State]) -> bool:

@@ -103,6 +103,8 @@ class Runner:
     def run(self, scenario: Scenario) -> Outcome:
         """Execute every operation; raises Refused when a context cannot be made."""
         self.model_facts = self.shim.model_facts(self.model)
+        reopened = [op.params for op in scenario.ops if isinstance(op, Reopen) and op.params is not None]
+        self.any_hidden = any(p.embeddings for p in (scenario.params, *reopened))
         try:
             self._open(scenario.params)
             for i, op in enumerate(scenario.ops):
@@ -131,6 +133,7 @@ class Runner:
         if ctx is None:
             raise Refused("llama_init_from_model: " + "; ".join(self.shim.take_log()[-3:]))
         self.ctx, self.params = ctx, params
+        self.shim.take_log()  # what loading and opening say is the same every time
         f = self.shim.context_facts(ctx)
         m = self.model_facts
         self.facts = Facts(
@@ -190,7 +193,11 @@ class Runner:
                     logits = self.shim.logits(self.ctx, i, self.facts.n_vocab)
                     if logits is None:
                         return batch  # first stays -1: the library gave no row, which the oracle of decode reports
-                    hidden = (self.shim.hidden(self.ctx, i, self.facts.n_embd) or b"") if self.params.embeddings else b""
+                    hidden = b""
+                    if self.params.embeddings:
+                        hidden = self.shim.hidden(self.ctx, i, self.facts.n_embd) or b""
+                    elif self.any_hidden:  # another context of this program has them: keep both lists in step
+                        hidden = bytes(4 * self.facts.n_embd)
                     self.sink.row(logits, hidden)
                     self._last_logits = logits
                     self.n_rows += 1

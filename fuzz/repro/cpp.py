@@ -21,19 +21,8 @@ COMPILE = (
     " -lllama -lggml-base -o repro && ./repro model.gguf"
 )
 
-_INCLUDES = """
-#include "llama.h"
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
-#include <string>
-#include <vector>
-"""
+_FILES = "fstream", "iterator", "string"
+_INCLUDES = "algorithm", "cmath", "cstdint", "cstdio", "cstdlib", *_FILES, "vector"
 
 _FIXED = """
 static int32_t n_row = 0; // floats in an output row
@@ -48,7 +37,10 @@ struct run {
 };
 
 typedef std::vector<std::vector<float>> rows_t;
+"""
 
+_HELPERS = {
+    "must": """
 // end where a call answers otherwise than when this was found: from there on it is another program
 static void must(const char * what, int64_t got, int64_t recorded) {
     if (got != recorded) {
@@ -56,9 +48,7 @@ static void must(const char * what, int64_t got, int64_t recorded) {
         exit(0);
     }
 }
-"""
-
-_HELPERS = {
+""",
     "decode": """
 static int32_t decode(llama_context * ctx, const std::vector<run> & runs, rows_t * rows = nullptr) {
     int32_t n = 0;
@@ -94,8 +84,8 @@ static bool on_abort(void *) {
     return abort_after >= 0 && abort_after-- == 0;
 }
 
-static int32_t decode_abort(int64_t after, llama_context * ctx, const std::vector<run> & runs, rows_t * rows = nullptr) {
-    abort_after = after;
+static int32_t decode_abort(int64_t n, llama_context * ctx, const std::vector<run> & runs, rows_t * rows = nullptr) {
+    abort_after = n;
     llama_set_abort_callback(ctx, on_abort, nullptr);
     const int32_t rc = decode(ctx, runs, rows);
     llama_set_abort_callback(ctx, nullptr, nullptr);
@@ -132,7 +122,8 @@ static size_t save_all(llama_context * ctx, std::vector<uint8_t> & data) {
 }
 """,
     "restore": """
-static size_t restore(llama_context * ctx, llama_seq_id seq, llama_state_seq_flags flags, const std::vector<uint8_t> & data) {
+static size_t restore(llama_context * ctx, llama_seq_id seq, llama_state_seq_flags flags,
+                      const std::vector<uint8_t> & data) {
     const size_t size  = data.size();
     const size_t moved = llama_state_seq_set_data_ext(ctx, data.data(), size, seq, flags);
     @BLOB@
@@ -226,6 +217,7 @@ int main(int argc, char ** argv) {{
 """
 
 _INDENT = "    "
+_MEM = "mem = llama_get_memory(ctx);"
 
 
 class _Printer:
@@ -243,7 +235,7 @@ class _Printer:
             self.lines.append(wrap(_INDENT + line, _INDENT * 2) if line else "")
 
     def calls(self, calls: Sequence[Call], *, reference: bool = False) -> None:
-        """One statement a call. Of the subject, the checked step's calls give `got`, `subject` or `blobs`; of a reference, the last."""
+        """One statement a call; those of the checked step give `got` or `blobs`, the last one gives its rows."""
         last = len(calls) - 1
         begin = len(calls) if reference or self.check.kind == "rows" else plain.first_of(calls, self.check.step)
         for i, call in enumerate(calls):
@@ -252,7 +244,8 @@ class _Printer:
             if i == begin and self.check.kind == "blob":
                 self.say("blobs.clear();")
             if i == begin and self.check.kind == "alive":
-                self.say('printf("the next call must return; the process should survive it\\n");\nfflush(stdout);')
+                self.lines.append(f'{_INDENT}puts("about to {call.why}; the process should survive it");')
+                self.say("fflush(stdout);")
             capture = ""
             if i == last and self.check.kind == "rows":
                 capture = "reference" if reference else "subject"
@@ -264,7 +257,7 @@ class _Printer:
         match call:
             case NewContext():
                 name = f"new_context_{self.names[call.params].lower()}"
-                self.say(("llama_free(ctx);\n" if again else "") + f"ctx = {name}(model);\nmem = llama_get_memory(ctx);")
+                self.say(("llama_free(ctx);\n" if again else "") + f"ctx = {name}(model);\n{_MEM}")
             case DecodeRows():
                 self._decode(call, capture)
             case Memory():
@@ -283,12 +276,17 @@ class _Printer:
     def _answer(self, what: str, expression: str, recorded: int | None, capture: str) -> None:
         if capture == "got":
             self.say(f"got = (int64_t) {expression};")
+        elif recorded is None:
+            self.say(f"{expression};")
         else:
-            self.say(f"{expression};" if recorded is None else f'must("{what}", {expression}, {recorded});')
+            self.helpers.add("must")
+            self.say(f'must("{what}", {expression}, {recorded});')
 
     def _decode(self, call: DecodeRows, capture: str) -> None:
         self.helpers.add("decode")
-        runs = [f"{{ {r.seq}, {r.pos}, {{ {', '.join(map(str, r.tokens))} }}, {r.out} }}" for r in plain.runs(call.rows)]
+        runs = [
+            f"{{ {r.seq}, {r.pos}, {{ {', '.join(map(str, r.tokens))} }}, {r.out} }}" for r in plain.runs(call.rows)
+        ]
         rows = f", &{capture}" if capture in ("subject", "reference") else ""
         name = "decode(ctx"
         if call.abort_after is not None:
@@ -297,7 +295,9 @@ class _Printer:
         self._answer("llama_decode", f"{name}, {{ {', '.join(runs)} }}{rows})", call.rc, capture)
 
     def _memory(self, call: Memory, capture: str) -> None:
-        args = "".join(f", {a}" for a in call.args) if call.name != "clear" else f", {'true' if call.args[0] else 'false'}"
+        args = (
+            "".join(f", {a}" for a in call.args) if call.name != "clear" else f", {'true' if call.args[0] else 'false'}"
+        )
         self._answer(f"llama_memory_{call.name}", f"llama_memory_{call.name}(mem{args})", call.rc, capture)
 
     def _slot(self, number: int, medium: str) -> str:
@@ -366,14 +366,14 @@ def _verdict(check: Check, calls: Sequence[Call], reference: Sequence[Call]) -> 
     if check.kind == "rows":
         i, j = plain.find_row(calls, check.row)[1], plain.find_row(reference, check.ref_row)[1]
         return f"""\
-if (subject.size() <= {i} || reference.size() <= {j}) {{
+if (subject.size() < {i + 1} || reference.size() < {j + 1}) {{
     printf("not reproduced: a decode gave no output row\\n");
     return 0;
 }}
 float error = 0.0f;
 for (int32_t i = 0; i < n_row; ++i) {{
     const float diff = std::fabs(subject[{i}][i] - reference[{j}][i]);
-    error = diff <= error ? error : diff; // a NaN stays
+    error = std::isnan(error) || diff <= error ? error : diff;
 }}
 const bool wrong = !(error <= {check.band!r});
 printf("max abs difference %.4g (honest differences here: {check.band:.2g}): %s\\n", error,
@@ -402,7 +402,11 @@ return wrong;"""
 const bool wrong = blobs.at({a}).size != blobs.at({b}).moved;
 printf("size promised or given, and bytes moved: %s\\n", wrong ? "THEY DIFFER" : "equal: not reproduced");
 return wrong;"""
-        order = "".join(f"std::sort(blobs.at({i}).data.begin(), blobs.at({i}).data.end());\n" for i in (a, b)) if check.what == "counts" else ""
+        order = (
+            "".join(f"std::sort(blobs.at({i}).data.begin(), blobs.at({i}).data.end());\n" for i in (a, b))
+            if check.what == "counts"
+            else ""
+        )
         return f"""\
 {order}const bool wrong = blobs.at({a}).data != blobs.at({b}).data;
 printf("blobs {a} and {b} of this step: %s\\n", wrong ? "THEY DIFFER" : "equal: not reproduced");
@@ -447,28 +451,35 @@ def repro_cpp(finding: Finding, calls: Sequence[Call], reference_calls: Sequence
         printer.lines += ["", _INDENT + "// what must come out: the same history in a clean context"]
         printer.say("llama_free(ctx);")
         printer.calls(reference_calls, reference=True)
-    program, printer.lines = "\n".join(printer.lines), []
     verdict = textwrap.indent(_verdict(check, calls, reference_calls), _INDENT)
+    uses_mem = any("(mem" in text for text in (*printer.lines, verdict))
+    program = "\n".join(line for line in printer.lines if uses_mem or line.strip() != _MEM)
 
     printer.lines = []
     if finding.hang:
         printer.say(f"alarm({HANG_SECONDS}); // it hung when it was found")
-    printer.say("llama_context * ctx = nullptr;\nllama_memory_t  mem = nullptr;")
+    printer.say("llama_context * ctx = nullptr;" + ("\nllama_memory_t  mem = nullptr;" if uses_mem else ""))
     printer.say({"rows": "rows_t subject;\nrows_t reference;", "answer": "int64_t got = 0;"}.get(check.kind, ""))
     printer.say("\n".join(text for _, text in sorted(printer.slots.items())))
     declared = "\n".join(printer.lines)
 
-    blob, file = "    blobs.push_back({ size, moved, data });\n", "    blobs.push_back({ read_file(path).size(), moved, read_file(path) });\n"
+    blob, file = (
+        "    blobs.push_back({ size, moved, data });\n",
+        "    blobs.push_back({ read_file(path).size(), moved, read_file(path) });\n",
+    )
     get, width = "llama_get_logits_ith", "llama_vocab_n_tokens(llama_model_get_vocab(model))"
     if check.hidden:
         get, width = "llama_get_embeddings_ith", "llama_model_n_embd(model)"
     helpers = "".join(text for name, text in _HELPERS.items() if name in printer.helpers)
     helpers = helpers.replace("@GET@", get)
+    files = "std::string" in declared
     for mark, line in (("    @BLOB@\n", blob), ("    @FILE@\n", file)):
         helpers = helpers.replace(mark, line if "blobs" in printer.helpers else "")
     return (
         _head(finding)
-        + _INCLUDES.replace("#include <vector>\n", "#include <vector>\n\n#include <unistd.h>\n" if finding.hang else "#include <vector>\n")
+        + '\n#include "llama.h"\n\n'
+        + "".join(f"#include <{name}>\n" for name in _INCLUDES if name not in _FILES or files)
+        + ("\n#include <unistd.h>\n" if finding.hang else "")
         + _FIXED
         + helpers
         + "".join(_new_context(name, p) for p, name in names.items())
@@ -485,5 +496,7 @@ def _head(finding: Finding) -> str:
     else:
         lines.append(f"Seen with {model.label()}" + (f", SHA-256 {model.sha256}." if model.sha256 else "."))
     lines.append("Exit code: 0 not reproduced, 1 reproduced; where it is a crash, the process dies.")
-    wrapped = [part for line in lines for part in ([COMPILE] if line == COMPILE else textwrap.wrap(line, WIDTH - 3) or [""])]
+    wrapped = [
+        part for line in lines for part in ([COMPILE] if line == COMPILE else textwrap.wrap(line, WIDTH - 3) or [""])
+    ]
     return "\n".join(("// " + line).rstrip().rstrip("\\") for line in wrapped) + "\n"

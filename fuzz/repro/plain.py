@@ -1,13 +1,13 @@
 """Lowers a traced scenario to the flat list of library calls that it became: plain data, nothing symbolic left.
 
-Everything that was executed is in the list, also saves and queries that an oracle only asked for: the order and number of calls are
-what was seen to fail. The last call may be one that never returned.
+Everything that was executed is in the list, also saves and queries that an oracle only asked for: order and number of
+the calls are what was seen to fail. The last call may be one that never returned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fuzz.repro.words import describe
@@ -147,7 +147,6 @@ def lower(scenario: Scenario, trace: Trace) -> list[Call]:
 def _calls(scenario: Scenario, step: Step, params: ContextParams, media: dict[int, Medium]) -> list[Call]:
     op, i = scenario.ops[step.op], step.op
     why = describe(op, step)
-    ok = bool(step.rc) if step.done else None
     match op:
         case Decode() | Draft():
             abort = op.abort_after if isinstance(op, Decode) else None
@@ -158,23 +157,33 @@ def _calls(scenario: Scenario, step: Step, params: ContextParams, media: dict[in
             return [Memory(op=i, why=why, name="clear", args=tuple(step.args), rc=None)]
         case Save() | SaveAll():
             seq, flags = (op.seq, op.flags) if isinstance(op, Save) else (None, 0)
-            one = SaveState(op=i, why=why, slot=op.slot, seq=seq, flags=flags, medium=op.medium, keep=True, ok=ok)
-            return [one] * (1 + op.again)
+            save = SaveState(op=i, slot=op.slot, seq=seq, flags=flags, medium=op.medium, keep=True, ok=None)
+            return [replace(save, why="" if k else why, ok=_moved(step, k)) for k in range(1 + op.again)]
         case Restore() | RestoreAll():
             seq = op.seq if isinstance(op, Restore) else None
             flags, medium = step.args[2], media[op.slot]
-            calls: list[Call] = [RestoreState(op=i, why=why, slot=op.slot, seq=seq, flags=flags, medium=medium, ok=ok)] * op.times
-            if op.resave and ok is not False and medium == "buffer" and not flags & ON_DEVICE:
+            one = RestoreState(op=i, slot=op.slot, seq=seq, flags=flags, medium=medium, ok=None)
+            calls: list[Call] = [replace(one, why="" if k else why, ok=_moved(step, k)) for k in range(op.times)]
+            if op.resave and (step.rc or not step.done) and medium == "buffer" and not flags & ON_DEVICE:
                 calls.append(SaveState(op=i, slot=op.slot, seq=seq, flags=flags, medium=medium, keep=False, ok=None))
             return calls
         case Corrupt():
-            return [CorruptSlot(op=i, why=why, slot=op.slot, how=op.how, at=step.args[1], n=step.args[2], medium=media[op.slot])]
+            return [
+                CorruptSlot(
+                    op=i, why=why, slot=op.slot, how=op.how, at=step.args[1], n=step.args[2], medium=media[op.slot]
+                )
+            ]
         case Reopen():
             return [NewContext(op=i, why=why, params=params)]
         case Ask():
             return [AskFor(op=i, why=why, what=op.what, seq=op.seq, flags=op.flags)]
         case _:
             raise TypeError(op)
+
+
+def _moved(step: Step, k: int) -> bool | None:
+    """Whether the k-th save or restore of a step moved anything; None where it never returned."""
+    return bool(step.blobs[k].moved) if k < len(step.blobs) else None
 
 
 def _decode(op: int, why: str, batch: Batch, abort_after: int | None) -> DecodeRows:

@@ -1,4 +1,4 @@
-"""Prints a finding as a stand-alone Python program: llama-cpp-python, numpy and the standard library, nothing of redraft."""
+"""Prints a finding as a stand-alone Python program: llama-cpp-python and numpy, nothing of redraft."""
 
 from __future__ import annotations
 
@@ -53,8 +53,19 @@ _LOAD = """\
 os.environ["GGML_NO_BACKTRACE"] = "1"
 import llama_cpp.llama_cpp as L  # noqa: E402
 
-quiet = L.llama_log_callback(lambda level, text, _: level == 4 and print(text.decode(errors="replace"), end="", file=sys.stderr))
-L.llama_log_set(quiet, None)
+
+@L.llama_log_callback
+def log(level, text, _):
+    if level == 4:  # errors
+        print(text.decode(errors="replace"), end="", file=sys.stderr)
+
+
+def fail(text):
+    print(text, file=sys.stderr)
+    sys.exit(2)
+
+
+L.llama_log_set(log, None)
 L.llama_backend_init()
 model_params = L.llama_model_default_params()
 model_params.n_gpu_layers = {n_gpu_layers}
@@ -74,7 +85,7 @@ model = L.llama_model_load_from_file(args.model.encode(), model_params)
 
 _FACTS = """\
 if not model:
-    sys.exit("cannot load the model")
+    fail("cannot load the model")
 width = {width}
 NONE, LAST, ALL = range(3)  # which rows of a run give output
 """
@@ -87,13 +98,13 @@ def must(what, got, recorded):
         print(f"not reproduced: {what} now answers {got}, not {recorded}")
         sys.exit(0)
 ''',
-    "new_context": '''
+    "new_context": """
 def new_context(params):
     p = L.llama_context_default_params()
     for name, value in params.items():
         setattr(p, name, value)
-    return L.llama_init_from_model(model, p) or sys.exit("the context was refused")
-''',
+    return L.llama_init_from_model(model, p) or fail("the context was refused")
+""",
     "decode": '''
 def decode(ctx, *runs, rc=0):
     """llama_decode of runs (sequence, first position, tokens, outputs): return code and output rows."""
@@ -120,7 +131,7 @@ def decode_abort(after, ctx, *runs, rc=0):
     L.llama_set_abort_callback(ctx, L.ggml_abort_callback(), None)
     return result
 ''',
-    "save": '''
+    "save": """
 def save(ctx, seq, flags):
     size = L.llama_state_seq_get_size_ext(ctx, seq, flags)
     data = (ctypes.c_uint8 * max(size, 1))()
@@ -128,8 +139,8 @@ def save(ctx, seq, flags):
     data = bytearray(data)[: min(moved, size)]
     blobs.append((size, moved, bytes(data)))
     return moved, data
-''',
-    "save_all": '''
+""",
+    "save_all": """
 def save_all(ctx):
     size = L.llama_state_get_size(ctx)
     data = (ctypes.c_uint8 * max(size, 1))()
@@ -137,19 +148,21 @@ def save_all(ctx):
     data = bytearray(data)[: min(moved, size)]
     blobs.append((size, moved, bytes(data)))
     return moved, data
-''',
-    "restore": '''
+""",
+    "restore": """
 def restore(ctx, seq, data, flags):
-    moved = L.llama_state_seq_set_data_ext(ctx, (ctypes.c_uint8 * len(data)).from_buffer_copy(data), len(data), seq, flags)
+    copy = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+    moved = L.llama_state_seq_set_data_ext(ctx, copy, len(data), seq, flags)
     blobs.append((len(data), moved, bytes(data)))
     return moved
-''',
-    "restore_all": '''
+""",
+    "restore_all": """
 def restore_all(ctx, data):
-    moved = L.llama_state_set_data(ctx, (ctypes.c_uint8 * len(data)).from_buffer_copy(data), len(data))
+    copy = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+    moved = L.llama_state_set_data(ctx, copy, len(data))
     blobs.append((len(data), moved, bytes(data)))
     return moved
-''',
+""",
     "save_file": f'''
 def save_file(ctx, seq, path):
     """llama_state_seq_save_file, or llama_state_save_file where seq is None."""
@@ -182,7 +195,8 @@ if len(subject) <= {i} or len(reference) <= {j}:
     sys.exit(0)
 error = float(np.abs(subject[{i}] - reference[{j}]).max())
 wrong = not error <= {band!r}
-print(f"max abs difference {{error:.4g}} (honest differences here: {band:.2g}): {{'WRONG STATE' if wrong else 'not reproduced'}}")
+verdict = "WRONG STATE" if wrong else "not reproduced"
+print(f"max abs difference {{error:.4g}} (honest differences here: {band:.2g}): {{verdict}}")
 sys.exit(int(wrong))
 """
 
@@ -204,7 +218,7 @@ print("it survived: not reproduced")
 
 
 def context_fields(p: ContextParams) -> dict[str, str]:
-    """Fields of llama_context_params as the shim sets them, values as C and Python both write numbers; bools as 0 and 1."""
+    """Fields of llama_context_params as the shim sets them, values as Python writes them."""
     return {
         "n_ctx": str(p.n_ctx),
         "n_batch": str(p.n_batch),
@@ -246,7 +260,9 @@ def model_source(model: ModelRef) -> str:
     assert model.recipe is not None
     data = recipes.get(model.recipe).data()
     if data["version"] != model.version:
-        raise ValueError(f"recipe {model.recipe} is of version {data['version']} now, the scenario needs version {model.version}")
+        raise ValueError(
+            f"recipe {model.recipe} is of version {data['version']} now, the scenario needs version {model.version}"
+        )
     text = Path(ggufwriter.__file__).read_text("utf-8")
     # its docstring speaks of redraft
     first = ast.parse(text).body[0]
@@ -275,6 +291,9 @@ def _literal(entries: list[Any]) -> str:
     return 'json.loads(r"""[\n' + "\n".join(lines) + '\n]""")'
 
 
+_MEM = "mem = L.llama_get_memory(ctx)"
+
+
 class _Printer:
     """Collects the lines of one program; `helpers` is what they call."""
 
@@ -284,7 +303,7 @@ class _Printer:
         self.helpers: set[str] = {"must", "new_context"}
 
     def calls(self, calls: Sequence[Call], *, reference: bool = False) -> None:
-        """One line a call. Of the subject, the checked step's calls give `got`, `subject` or `blobs`; of a reference, the last call."""
+        """One line a call; those of the checked step give `got` or `blobs`, the last one gives its rows."""
         last = len(calls) - 1
         begin = len(calls) if reference or self.check.kind == "rows" else plain.first_of(calls, self.check.step)
         for i, call in enumerate(calls):
@@ -293,7 +312,7 @@ class _Printer:
             if i == begin and self.check.kind == "blob":
                 self.lines.append("blobs.clear()")
             if i == begin and self.check.kind == "alive":
-                self.lines.append('print("the next call must return; the process should survive it", flush=True)')
+                self.lines.append(f'print("about to {call.why}; the process should survive it", flush=True)')
             capture = ""
             if i == last and self.check.kind == "rows":
                 capture = "reference" if reference else "subject"
@@ -301,7 +320,7 @@ class _Printer:
                 capture = "got"
             self.lines.append(wrap(self._line(call, capture, free=i > 0)))
             if isinstance(call, NewContext):
-                self.lines.append("mem = L.llama_get_memory(ctx)")
+                self.lines.append(_MEM)
 
     def _line(self, call: Call, capture: str, free: bool) -> str:
         match call:
@@ -350,7 +369,9 @@ class _Printer:
             text = "save_all(ctx)" if call.seq is None else f"save(ctx, {call.seq}, {call.flags})"
             made = ""
             if call.keep:
-                return f"{capture or 'moved'}, slot{call.slot} = {text}" + self._must("save", "moved > 0", call.ok, capture)
+                return f"{capture or 'moved'}, slot{call.slot} = {text}" + self._must(
+                    "save", "moved > 0", call.ok, capture
+                )
             text += "[0]"
         if capture and call.keep:
             return f"{made}{capture} = {text}"
@@ -384,7 +405,7 @@ class _Printer:
             "extend": f"{name} += bytes([0x5A]) * {n}",
             "flip": f"{name}[{at}] ^= {(n & 0xFF) or 1:#x}",
             "zero": f"{name}[{at} : {at + n}] = bytes(len({name}[{at} : {at + n}]))",
-            "set_u32": f'{name}[{at} : {at + 4}] = ({n & 0xFFFFFFFF}).to_bytes(4, "little")[: len({name}[{at} : {at + 4}])]',
+            "set_u32": f"{name}[{at} : {at + 4}] = struct.pack('<I', {n & 0xFFFFFFFF})[: len({name}[{at} : {at + 4}])]",
         }
         return load + change[call.how] + store
 
@@ -404,17 +425,17 @@ def _verdict(check: Check, calls: Sequence[Call], reference: Sequence[Call]) -> 
         return _ROWS_VERDICT.format(i=i, j=j, band=check.band)
     if check.kind == "positions":
         pair = f"(L.llama_memory_seq_pos_min(mem, {check.seq}), L.llama_memory_seq_pos_max(mem, {check.seq}))"
-        wanted = tuple(check.expected)
-        return f"got = {pair}\n" + _EXPECT_VERDICT.format(
-            expected=[wanted], what=f"sequence {check.seq} has (pos_min, pos_max)", wanted=wanted
-        )
+        what = f"sequence {check.seq} has (pos_min, pos_max)"
+        return f"got = {pair}\n" + _EXPECT_VERDICT.format(expected=[check.expected], what=what, wanted=check.expected)
     if check.kind == "answer":
         wanted = " or ".join(map(str, check.expected))
         return _EXPECT_VERDICT.format(expected=list(check.expected), what="the call returned", wanted=wanted)
     if check.kind == "blob":
         a, b = check.expected
         if check.what == "size":
-            return _BYTES_VERDICT.format(left=f"blobs[{a}][0]", right=f"blobs[{b}][1]", what="size promised or given, and bytes moved")
+            return _BYTES_VERDICT.format(
+                left=f"blobs[{a}][0]", right=f"blobs[{b}][1]", what="size promised or given, and bytes moved"
+            )
         side = "sorted(blobs[{}][2])" if check.what == "counts" else "blobs[{}][2]"
         return _BYTES_VERDICT.format(left=side.format(a), right=side.format(b), what=f"blobs {a} and {b} of this step")
     return _ALIVE_VERDICT
@@ -433,7 +454,9 @@ def repro_py(finding: Finding, calls: Sequence[Call], reference_calls: Sequence[
     if reference_calls:
         printer.lines += ["", "# What must come out: the same history in a clean context.", "L.llama_free(ctx)"]
         printer.calls(reference_calls, reference=True)
-    body = "\n".join(printer.lines)
+    verdict = _verdict(check, calls, reference_calls)
+    uses_mem = any("(mem" in text for text in (*printer.lines, verdict))
+    body = "\n".join(line for line in printer.lines if uses_mem or line != _MEM)
     get, width = "llama_get_logits_ith", "L.llama_vocab_n_tokens(L.llama_model_get_vocab(model))"
     if check.hidden:
         get, width = "llama_get_embeddings_ith", "L.llama_model_n_embd(model)"
@@ -441,22 +464,31 @@ def repro_py(finding: Finding, calls: Sequence[Call], reference_calls: Sequence[
     if check.kind != "blob":
         helpers = "".join(line for line in helpers.splitlines(keepends=True) if "blobs.append" not in line)
     constants = "".join(
-        wrap(f"{name} = dict(" + ", ".join(f"{k}={v}" for k, v in context_fields(p).items()) + ")") + "\n" for p, name in names.items()
+        wrap(f"{name} = dict(" + ", ".join(f"{k}={v}" for k, v in context_fields(p).items()) + ")") + "\n"
+        for p, name in names.items()
     )
     if "blobs" in body + helpers:
         constants += "blobs = []  # (size promised or given, bytes moved, bytes) of each save and restore\n"
     if "scratch" in body:
         constants += "scratch = tempfile.TemporaryDirectory()\n"
     written = model.recipe is not None
-    load = _LOAD.format(n_gpu_layers=model.n_gpu_layers) + (_LOAD_WRITTEN.format(seed=model.seed) if written else _LOAD_PATH)
+    load = _LOAD.format(n_gpu_layers=model.n_gpu_layers) + (
+        _LOAD_WRITTEN.format(seed=model.seed) if written else _LOAD_PATH
+    )
     main = _MAIN.format(
-        title=finding.title, instead=" in place of the generated one" if written else "", required="" if written else ", required=True"
+        title=finding.title,
+        instead=" in place of the generated one" if written else "",
+        required="" if written else ", required=True",
     )
     main += _WRITE_OPTION.format(seed=model.seed) if written else "args = parser.parse_args()\n"
-    for name in ("itertools", "signal"):
+    for name in ("ctypes", "itertools", "signal"):
         if f"{name}." not in body + helpers:
             main = main.replace(f"import {name}\n", "")
-    imports = "import json\n\n" if written else "import os\nimport tempfile\nfrom pathlib import Path\n\nimport numpy as np\n\n"
+    imports = (
+        "import json\n\n"
+        if written
+        else "import os\nimport struct\nimport tempfile\nfrom pathlib import Path\n\nimport numpy as np\n\n"
+    )
     return (
         _HEAD.format(doc=_doc(finding))
         + (imports + model_source(model) if written else imports)
@@ -465,7 +497,7 @@ def repro_py(finding: Finding, calls: Sequence[Call], reference_calls: Sequence[
         + load
         + _FACTS.format(width=width)
         + constants
-        + f"\n{helpers}\n\n{body}\n\n{_verdict(check, calls, reference_calls)}"
+        + f"\n{helpers}\n\n{body}\n\n{verdict}"
     )
 
 

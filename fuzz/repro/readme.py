@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fuzz.finding import Finding
 
 WIDTH = 120
+LOG_LINES = 3
 # of the environment, in this order, and only what a reader of a bug report asks for; all of it is in environment.json
 _SHOWN = ("build", "llama_cpp", "fingerprint", "system_info", "cpu", "platform", "compiler")
 
@@ -47,7 +48,13 @@ def readme(finding: Finding, trace: Trace, reference: Trace | None = None) -> st
 
 def explain(finding: Finding, trace: Trace, reference: Trace | None = None) -> str:
     """Plain text of the same content, with the positions of every sequence after every operation."""
-    blocks = [_fill(finding.rule), _fill(finding.title), _fill(_because(finding)), _fill(_model(finding).replace("`", "")), "Program"]
+    blocks = [
+        _fill(finding.rule),
+        _fill(finding.title),
+        _fill(_because(finding)),
+        _fill(_model(finding).replace("`", "")),
+        "Program",
+    ]
     blocks[-1] += "\n" + "\n".join(_steps(finding, trace))
     blocks.append("Seen\n" + "\n".join(_fill(line, "  ") for line in _observed(finding, trace, reference)))
     clean = _clean(finding, reference)
@@ -57,7 +64,10 @@ def explain(finding: Finding, trace: Trace, reference: Trace | None = None) -> s
         blocks.append("End\n" + textwrap.indent(_scrub(finding.end).strip(), "  "))
     if finding.attached:
         blocks.append("Other oracles said\n" + "\n".join(_fill(_scrub(a), "  ") for a in finding.attached))
-    blocks.append("Environment\n" + "\n".join(_fill(line.replace("**", ""), "  ") for line in _environment(finding)))
+    blocks.append(
+        "Environment\n"
+        + "\n".join(_fill(line.replace("**", "").replace("`", ""), "  ") for line in _environment(finding))
+    )
     return "\n\n".join(blocks).replace("**never returns**", "never returns") + "\n"
 
 
@@ -65,7 +75,11 @@ def explain(finding: Finding, trace: Trace, reference: Trace | None = None) -> s
 
 
 def _because(finding: Finding) -> str:
-    return finding.violation.because if finding.violation else "The process that makes these calls does not live to see the last one return."
+    return (
+        finding.violation.because
+        if finding.violation
+        else "The process that makes these calls does not live to see the last one return."
+    )
 
 
 def _model(finding: Finding) -> str:
@@ -95,7 +109,11 @@ def _steps(finding: Finding, trace: Trace) -> list[str]:
         lines.append(textwrap.fill(text, WIDTH, initial_indent=f"{mark} {step.op + 1:2}. ", subsequent_indent=" " * 8))
         if step.pos:
             lines.append(f"        afterwards {words.positions(step)}")
-        lines += [_fill(f"log: {_scrub(line).strip()}", " " * 8) for line in step.log]
+        lines += [_fill(f"log: {_scrub(line).strip()}", " " * 8) for line in step.log[-LOG_LINES:]]
+        if len(step.log) > LOG_LINES:
+            lines.append(
+                f"        ({words.count(len(step.log) - LOG_LINES, 'line')} of the log before that: see stderr.txt)"
+            )
     reached = len(trace.steps)
     lines += [f"  {i + 1:2}. ({op.__struct_config__.tag}: not reached)" for i, op in enumerate(ops) if i >= reached]
     return lines
@@ -109,11 +127,15 @@ def _observed(finding: Finding, trace: Trace, reference: Trace | None) -> list[s
     elif check.kind == "positions" and check.step < len(trace.steps):
         step = trace.steps[check.step]
         got = step.pos[check.seq] if 0 <= check.seq < len(step.pos) else None
-        lines.append(f"sequence {check.seq} after operation {check.step + 1}: (pos_min, pos_max) = {got}, expected {tuple(check.expected)}")
+        lines.append(
+            f"after operation {check.step + 1} sequence {check.seq} has (pos_min, pos_max) {got}, not {check.expected}"
+        )
     elif check.kind == "answer" and check.step < len(trace.steps):
         step = trace.steps[check.step]
         wanted = " or ".join(map(str, check.expected))
-        lines.append(f"operation {check.step + 1} answered {step.rc if step.rc is not None else step.value}, expected {wanted}")
+        lines.append(
+            f"operation {check.step + 1} answered {step.rc if step.rc is not None else step.value}, expected {wanted}"
+        )
     elif check.kind == "blob" and check.step < len(trace.steps):
         lines.append(_blobs(check, trace))
     elif check.kind == "alive":
@@ -137,13 +159,17 @@ def _rows(finding: Finding, trace: Trace, reference: Trace | None) -> list[str]:
         band = v.band or check.band
         ratio = f", {_number(v.error / band)} times the band" if band > 0 and v.error < sys.float_info.max else ""
         error = f"{v.error:.4g}" if v.error < sys.float_info.max else "not finite"
-        lines.append(f"max abs difference {error} against a band of {band:.2g} (honest differences measured here){ratio}")
+        lines.append(
+            f"max abs difference {error} against a band of {band:.2g} (honest differences measured here){ratio}"
+        )
         if v.nmse > 0:
             lines.append(f"NMSE {v.nmse:.2g}")
     if reference is not None and not check.hidden and 0 <= check.ref_row < len(reference.logit_rows()):
         ours, clean = trace.logit_rows()[check.row], reference.logit_rows()[check.ref_row]
         a, b = int(ours.argmax()), int(clean.argmax())
-        lines.append(f"greedy token there: {a}" + (", the same in a clean context" if a == b else f", in a clean context {b}"))
+        lines.append(
+            f"greedy token there: {a}" + (", the same in a clean context" if a == b else f", in a clean context {b}")
+        )
     return lines
 
 
@@ -156,7 +182,8 @@ def _blobs(check: Check, trace: Trace) -> str:
     a, b = (blobs[i] for i in check.expected)
     if check.what == "size":
         return f"operation {check.step + 1}: {words.count(a.size, 'byte')} promised or given, {b.moved} moved"
-    return f"operation {check.step + 1}: blob of {words.count(a.size, 'byte')} (SHA-256 {a.sha}…) against {b.size} ({b.sha}…)"
+    left = f"{words.count(a.size, 'byte')} (SHA-256 {a.sha}…)"
+    return f"operation {check.step + 1}: blob of {left} against {b.size} ({b.sha}…)"
 
 
 def _how(trace: Trace) -> str:
@@ -186,7 +213,8 @@ def _ways(finding: Finding) -> list[str]:
     if finding.scenario.model.recipe is None:
         model, make, run = "needs llama-cpp-python and numpy", "", "python repro.py --model model.gguf"
     return [
-        f"With redraft, in the folder of this finding:\n\n```\nredraft replay .\n```\n\nWith Python ({model}; {verdict}):\n\n```\n{run}\n```",
+        "With redraft, in the folder of this finding:\n\n```\nredraft replay .\n```",
+        f"With Python ({model}; {verdict}):\n\n```\n{run}\n```",
         f"With llama.h:\n\n```\n{make}{COMPILE}\n```",
     ]
 
@@ -195,7 +223,10 @@ def _environment(finding: Finding) -> list[str]:
     env = {"build": finding.build, **finding.environment}
     lines = [f"**{name.replace('_', ' ')}**: {env[name]}" for name in _SHOWN if name in env]
     if finding.seed is not None:
-        lines.append(f"**found by**: redraft fuzz, seed {finding.seed}" + (f", job {finding.job}" if finding.job is not None else ""))
+        lines.append(
+            f"**found by**: redraft fuzz, seed {finding.seed}"
+            + (f", job {finding.job}" if finding.job is not None else "")
+        )
     return [*lines, f"**signature**: `{finding.signature}`"]
 
 
@@ -205,4 +236,6 @@ def _scrub(text: str) -> str:
 
 
 def _fill(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -85,7 +85,11 @@ def _draft(op: Draft, batches: list[Batch]) -> str:
 
 def _saved(op: Save | SaveAll) -> str:
     name = "state" if isinstance(op, SaveAll) else "state_seq"
-    call = f"llama_{name}_save_file" if op.medium == "file" else f"llama_{name}_get_data{'' if isinstance(op, SaveAll) else '_ext'}"
+    call = (
+        f"llama_{name}_save_file"
+        if op.medium == "file"
+        else f"llama_{name}_get_data{'' if isinstance(op, SaveAll) else '_ext'}"
+    )
     what = "the whole context" if isinstance(op, SaveAll) else f"sequence {op.seq}"
     flags = f" with {flags_text(op.flags)}" if isinstance(op, Save) and op.flags else ""
     return f"save {what}{flags} into slot {op.slot}{', twice' if op.again else ''} ({call})"
@@ -110,6 +114,29 @@ def _corrupt(op: Corrupt, step: Step) -> str:
     return what[op.how]
 
 
+def _range(seq: int, lo: int, hi: int) -> str:
+    """`positions 3 and up of sequence 0`, for the half-open range that llama.h takes."""
+    who = f"sequence {seq}" if seq >= 0 else "every sequence"
+    if hi < 0:
+        return f"all of {who}" if lo <= 0 else f"positions {lo} and up of {who}"
+    lo = max(lo, 0)
+    return f"an empty range of {who}" if hi <= lo else f"{span(lo, hi - 1)} of {who}"
+
+
+def _memory(op: SeqRm | SeqCp | SeqKeep | SeqAdd | SeqDiv, args: list[int]) -> str:
+    match op:
+        case SeqRm():
+            return f"remove {_range(*args[:3])}"
+        case SeqCp():
+            return f"copy {_range(args[0], args[2], args[3])} to sequence {args[1]}"
+        case SeqKeep():
+            return f"keep sequence {args[0]} only"
+        case SeqAdd():
+            return f"shift {_range(*args[:3])} by {args[3]}"
+        case SeqDiv():
+            return f"divide {_range(*args[:3])} by {args[3]}"
+
+
 def describe(op: Op, step: Step) -> str:
     """What an operation did, in words, with resolved arguments; without its answer."""
     a = ", ".join(map(str, step.args))
@@ -127,9 +154,9 @@ def describe(op: Op, step: Step) -> str:
         case Corrupt():
             return _corrupt(op, step)
         case SeqRm() | SeqCp() | SeqKeep() | SeqAdd() | SeqDiv():
-            return f"llama_memory_{op.__struct_config__.tag}({a})"
+            return f"{_memory(op, step.args)}: llama_memory_{op.__struct_config__.tag}({a})"
         case Clear():
-            return f"llama_memory_clear(data = {str(bool(op.data)).lower()})"
+            return f"forget everything: llama_memory_clear({str(op.data).lower()})"
         case Reopen():
             return "free the context and make a new one" + (f": {params_text(op.params)}" if op.params else "")
         case Ask():

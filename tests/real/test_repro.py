@@ -19,14 +19,18 @@ from oracles.verdict import Check, Violation
 from subjects import builds, recipes
 from subjects.sandbox import Sandbox
 from subjects.scenario import (
+    ON_DEVICE,
     OPEN,
+    Ask,
     ContextParams,
     Corrupt,
     Decode,
+    Draft,
     Edge,
     ModelRef,
     Op,
     Part,
+    Reopen,
     Restore,
     RestoreAll,
     Save,
@@ -68,7 +72,7 @@ def program(*ops: Op, params: ContextParams = STRICT) -> Scenario:
 
 
 def clean(trace: Trace, *lengths: int, params: ContextParams = STRICT, seq: int = 0) -> Scenario:
-    """The history that sequence `seq` should have, from positions and tokens of a trace, decoded in batches of `lengths`."""
+    """The history that a sequence should have, from rows of a trace, decoded in batches of `lengths`."""
     tokens = {r.pos: r.token for s in trace.steps for b in s.batches for r in b.rows if r.seq == seq}
     history = tuple(tokens[p] for p in range(sum(lengths)))
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
@@ -107,7 +111,13 @@ def reproduce(tmp_path: Path, build: builds.Build, model: Path, sandbox: Sandbox
     def python(folder: Path) -> tuple[int, str]:
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | SILENCED
         p = subprocess.run(
-            [sys.executable, "-P", folder / "repro.py"], capture_output=True, text=True, env=env, timeout=120, check=False, cwd=tmp_path
+            [sys.executable, "-P", folder / "repro.py"],
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=120,
+            check=False,
+            cwd=tmp_path,
         )
         assert "Traceback" not in p.stderr, p.stderr
         return p.returncode, p.stdout
@@ -122,7 +132,13 @@ def reproduce(tmp_path: Path, build: builds.Build, model: Path, sandbox: Sandbox
             command += ["-L", d, f"-Wl,-rpath,{d}"]
         subprocess.run([*command, "-lllama", "-lggml-base", "-o", tmp_path / "repro"], check=True, timeout=120)
         p = subprocess.run(
-            [tmp_path / "repro", model], capture_output=True, text=True, env=os.environ | SILENCED, timeout=120, check=False, cwd=tmp_path
+            [tmp_path / "repro", model],
+            capture_output=True,
+            text=True,
+            env=os.environ | SILENCED,
+            timeout=120,
+            check=False,
+            cwd=tmp_path,
         )
         return p.returncode, p.stdout
 
@@ -155,7 +171,37 @@ def test_a_crash(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
     assert trace.end.how == "signal"
     for rc, out in reproduce(found(sc, Check(kind="alive", step=0), slug="crash"), trace):
         assert rc == -signal.SIGABRT
-        assert "the next call must return" in out
+        assert "about to decode 16 tokens" in out
+
+
+def test_a_crash_on_an_older_device_handle(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    def device(slot: int) -> Save:
+        return Save(seq=0, slot=slot, flags=ON_DEVICE)
+
+    sc = program(decode(16), device(0), decode(1), device(1), Restore(seq=0, slot=0))
+    trace = sandbox.run(sc, model)
+    assert trace.end.how == "signal"
+    for rc, out in reproduce(found(sc, Check(kind="alive", step=4), slug="device"), trace):
+        assert rc == -signal.SIGABRT
+        assert "about to restore slot 0" in out
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_drafts_reopened_contexts_and_hidden_rows(hidden, sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    params, other = ContextParams(embeddings=True), ContextParams(embeddings=True, n_ubatch=16)
+    last = Decode(parts=(Part(seq=1, n=2, out="all"), Part(seq=0, n=3)), interleave=True)
+    ops = (decode(16), Draft(seq=0, n=3), Save(seq=0, slot=0), Reopen(params=other), Restore(seq=1, slot=0), last)
+    sc = program(*ops, Ask(what="can_shift"), params=params)
+    trace = sandbox.run(sc, model)
+    assert trace.steps[4].rc
+    row = trace.steps[5].batches[0].first
+    drafted = tuple(r.token for s in trace.steps[:2] for b in s.batches for r in b.rows)
+    first = trace.steps[5].batches[0].rows[0].token
+    reference = program(decode(19, tokens=drafted), decode(1, tokens=(first,)), params=params)
+    check = Check(kind="rows", step=5, seq=1, row=row, ref_row=1, band=1e-3, hidden=hidden, reference=reference)
+    for rc, out in reproduce(found(sc, check, slug="reopened"), trace):
+        assert rc == 0, out
+        assert "max abs difference" in out, out
 
 
 def test_no_crash(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
@@ -177,7 +223,7 @@ def test_positions(expected, sandbox, model, reproduce):  # type: ignore[no-unty
 
 
 def test_a_removal_that_answers_otherwise(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
-    sc = program(decode(16), SeqRm(seq=0, lo=Edge(at="start", d=2), hi=Edge(at="start", d=4)))
+    sc = program(decode(16), SeqRm(seq=0, lo=Edge(at="start", d=2), hi=OPEN))
     trace = sandbox.run(sc, model)
     assert trace.steps[1].rc == 0
     for rc, out in reproduce(found(sc, Check(kind="answer", step=1, expected=(1,)), slug="refused"), trace):

@@ -1,0 +1,67 @@
+"""Known faults: entries of corpora/known, and whether a finding is one of them.
+
+An entry is a file: title, references, builds, a scenario that shows the fault, the signature it matches, and the name of its avoidance in
+fuzz/avoid.py. A finding is known only when its signature matches and its reduced program contains the known trigger: what matches by signature alone is new.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+
+import msgspec
+
+from fuzz.avoid import AVOIDANCES, triggers
+from fuzz.state import Traits
+from subjects.scenario import Record, Scenario
+from subjects.scenario import loads as load_scenario
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "corpora" / "known"
+
+
+class KnownFault(Record):
+    """One fault that is open upstream.
+
+    signatures: shell patterns of the signatures it shows itself with. scenario: file in corpora/scenarios. avoidance: its name in fuzz/avoid.py.
+    """
+
+    name: str
+    title: str
+    about: str
+    signatures: tuple[str, ...]
+    scenario: str
+    avoidance: str
+    builds: tuple[str, ...]
+    references: tuple[str, ...] = ()
+
+
+class BadKnown(ValueError):
+    """A malformed entry; the message names the file."""
+
+
+def load_all(folder: Path = FOLDER) -> list[KnownFault]:
+    """All entries, by name. Raises BadKnown."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            fault = msgspec.json.decode(path.read_bytes(), type=KnownFault, strict=True)
+        except msgspec.DecodeError as e:
+            raise BadKnown(f"{path.name}: {e}") from None
+        if fault.name != path.stem or fault.avoidance not in AVOIDANCES:
+            raise BadKnown(f"{path.name}: its name must be the file's, its avoidance one of {', '.join(AVOIDANCES)}")
+        found.append(fault)
+    return found
+
+
+def scenario_of(fault: KnownFault, folder: Path = FOLDER) -> Scenario:
+    """The program that shows it."""
+    return load_scenario((folder.parent / "scenarios" / fault.scenario).read_bytes())
+
+
+def match(signature: str, scenario: Scenario, traits: Traits, faults: list[KnownFault]) -> KnownFault | None:
+    """The known fault that a reduced finding is, None when it is new."""
+    for fault in faults:
+        if any(fnmatch.fnmatchcase(signature, p) for p in fault.signatures) and triggers(fault.avoidance, scenario, traits):
+            return fault
+    return None

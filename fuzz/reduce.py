@@ -1,0 +1,257 @@
+"""Reduction of scenarios: the smallest program that still shows the same violation.
+
+Works on programs with their observations written out, so that what is left is all there is. Every candidate is run and judged in fresh contexts; it counts
+only while the same oracle reports the same key. The best so far is kept at any moment, so a deadline or Ctrl-C loses nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from subjects.scenario import (
+    OPEN,
+    AnyOp,
+    ContextParams,
+    Corrupt,
+    Decode,
+    Draft,
+    Edge,
+    Part,
+    Reopen,
+    Restore,
+    RestoreAll,
+    Save,
+    SaveAll,
+    Scenario,
+    SeqAdd,
+    SeqCp,
+    SeqKeep,
+    SeqRm,
+)
+
+replace = msgspec.structs.replace
+Holds = Callable[[Scenario], bool]
+
+
+@dataclass
+class Reduction:
+    """The result: the smallest program found, how many candidates were run, and whether time ran out first."""
+
+    scenario: Scenario
+    tried: int = 0
+    kept: int = 0
+    complete: bool = True
+
+
+def reduce(scenario: Scenario, holds: Holds, *, seconds: float = 30.0, stop: Callable[[], bool] = lambda: False) -> Reduction:
+    """Reduce while `holds` is true of the candidate. `scenario` itself must hold (the caller has confirmed it).
+
+    Deterministic for a deterministic `holds`, apart from the deadline.
+    """
+    state = Reduction(scenario)
+    deadline = time.monotonic() + seconds
+    seen: set[str] = {scenario.key()}
+
+    def attempt(candidate: Scenario) -> bool:
+        key = candidate.key()
+        if key in seen or not candidate.ops:
+            return False
+        seen.add(key)
+        state.tried += 1
+        if not holds(candidate):
+            return False
+        state.scenario = candidate
+        state.kept += 1
+        return True
+
+    def out_of_time() -> bool:
+        if time.monotonic() > deadline or stop():
+            state.complete = False
+            return True
+        return False
+
+    progress = True
+    while progress and not out_of_time():
+        progress = _drop(state, attempt, out_of_time)
+        for candidates in (_params, _sequences, _operations):
+            # restart after each success: a simpler program has other, fewer candidates
+            again = True
+            while again and not out_of_time():
+                again = False
+                for candidate in candidates(state.scenario):
+                    if out_of_time():
+                        break
+                    if attempt(candidate):
+                        progress = again = True
+                        break
+    return state
+
+
+def _drop(state: Reduction, attempt: Callable[[Scenario], bool], out_of_time: Callable[[], bool]) -> bool:
+    """Delete operations, large runs first (delta debugging)."""
+    progress = False
+    size = max(len(state.scenario.ops) // 2, 1)
+    while size:
+        i = len(state.scenario.ops) - size
+        while i >= 0 and not out_of_time():
+            ops = state.scenario.ops
+            if attempt(replace(state.scenario, ops=ops[:i] + ops[i + size :])):
+                progress = True
+            i -= size if size > 1 else 1
+        size //= 2
+    return progress
+
+
+def _params(s: Scenario) -> Iterator[Scenario]:
+    """Default parameters, then one by one."""
+    plain = ContextParams()
+    p = s.params
+    if p != plain:
+        yield replace(s, params=plain)
+        yield replace(s, params=replace(plain, n_rs_seq=p.n_rs_seq, n_seq_max=p.n_seq_max, kv_unified=p.kv_unified))
+        for field in ContextParams.__struct_fields__:
+            if getattr(p, field) != getattr(plain, field):
+                yield replace(s, params=replace(p, **{field: getattr(plain, field)}))
+        if p.n_seq_max != 1:
+            yield replace(s, params=replace(p, n_seq_max=p.n_seq_max - 1))
+        if p.n_rs_seq > 1:
+            yield replace(s, params=replace(p, n_rs_seq=p.n_rs_seq - 1))
+    for i, op in enumerate(s.ops):
+        if isinstance(op, Reopen) and op.params is not None:
+            yield _with(s, i, Reopen())
+            for field in ContextParams.__struct_fields__:
+                if getattr(op.params, field) != getattr(s.params, field):
+                    yield _with(s, i, Reopen(params=replace(op.params, **{field: getattr(s.params, field)})))
+
+
+def _sequences(s: Scenario) -> Iterator[Scenario]:
+    """Swap the sequence ids in use for lower ones, all operations at once."""
+    used = sorted({x for op in s.ops for x in _ids(op)})
+    for i, seq in enumerate(used):
+        if seq > i:
+            yield replace(s, ops=tuple(_renamed(op, {seq: i, i: seq}) for op in s.ops))
+    slots = sorted({op.slot for op in s.ops if isinstance(op, Save | SaveAll | Restore | RestoreAll | Corrupt)})
+    for i, slot in enumerate(slots):
+        if slot > i:
+            yield replace(
+                s,
+                ops=tuple(
+                    replace(op, slot=i) if isinstance(op, Save | SaveAll | Restore | RestoreAll | Corrupt) and op.slot == slot else op
+                    for op in s.ops
+                ),
+            )
+
+
+def _ids(op: AnyOp) -> list[int]:
+    match op:
+        case Decode():
+            return [p.seq for p in op.parts]
+        case SeqCp():
+            return [op.src, op.dst]
+        case Draft() | Save() | Restore() | SeqRm() | SeqKeep() | SeqAdd():
+            return [op.seq] if op.seq >= 0 else []
+        case _:
+            return []
+
+
+def _renamed(op: AnyOp, to: dict[int, int]) -> AnyOp:
+    match op:
+        case Decode():
+            return replace(op, parts=tuple(replace(p, seq=to.get(p.seq, p.seq)) for p in op.parts))
+        case SeqCp():
+            return replace(op, src=to.get(op.src, op.src), dst=to.get(op.dst, op.dst))
+        case Draft() | Save() | Restore() | SeqRm() | SeqKeep() | SeqAdd():
+            return replace(op, seq=to.get(op.seq, op.seq))
+        case _:
+            return op
+
+
+def _with(s: Scenario, i: int, *ops: AnyOp) -> Scenario:
+    return replace(s, ops=s.ops[:i] + ops + s.ops[i + 1 :])
+
+
+def _numbers(n: int, least: int = 1) -> Iterator[int]:
+    """Smaller numbers, the smallest first."""
+    for k in (least, least + 1, n // 2, n - 1):
+        if least <= k < n:
+            yield k
+
+
+def _edges(lo: Edge, hi: Edge) -> Iterator[tuple[Edge, Edge]]:
+    if hi != OPEN:
+        yield lo, OPEN
+    if lo != OPEN:
+        yield OPEN, hi
+    for d in (0, -1, 1):
+        if abs(lo.d) > abs(d):
+            yield replace(lo, d=d), hi
+        if abs(hi.d) > abs(d):
+            yield lo, replace(hi, d=d)
+    for e, put in ((lo, lambda x: (x, hi)), (hi, lambda x: (lo, x))):
+        if abs(e.d) > 1:
+            yield put(replace(e, d=e.d - (1 if e.d > 0 else -1)))
+
+
+def _operations(s: Scenario) -> Iterator[Scenario]:
+    """Each operation made simpler."""
+    for i, op in enumerate(s.ops):
+        for simpler in _simpler(op):
+            yield _with(s, i, simpler)
+
+
+def _simpler(op: AnyOp) -> Iterator[AnyOp]:
+    match op:
+        case Decode():
+            yield from _simpler_decode(op)
+        case Draft():
+            yield Decode(parts=(Part(seq=op.seq, n=op.n, stream=op.stream),))
+            yield from (replace(op, n=n) for n in _numbers(op.n))
+            if op.stream:
+                yield replace(op, stream=0)
+        case Save():
+            for change in ({"flags": 0}, {"medium": "buffer"}, {"again": False}, {"flags": op.flags & 2}):
+                yield replace(op, **change)
+        case SaveAll():
+            for change in ({"medium": "buffer"}, {"again": False}):
+                yield replace(op, **change)
+        case Restore() | RestoreAll():
+            for change in ({"times": 1}, {"resave": False}):
+                yield replace(op, **change)
+        case SeqRm() | SeqCp() | SeqAdd():
+            yield from (replace(op, lo=lo, hi=hi) for lo, hi in _edges(op.lo, op.hi))
+            if isinstance(op, SeqRm) and op.seq < 0:
+                yield replace(op, seq=0)
+            if isinstance(op, SeqAdd):
+                yield from (replace(op, delta=d) for d in (1, -1) if abs(op.delta) > 1)
+        case Corrupt():
+            yield from (replace(op, at=at) for at in (0, 500, op.at // 2) if at < op.at)
+            if op.how != "truncate":
+                yield replace(op, how="truncate")
+        case _:
+            return
+
+
+def _simpler_decode(op: Decode) -> Iterator[AnyOp]:
+    if len(op.parts) > 1:
+        for j in range(len(op.parts)):
+            yield replace(op, parts=op.parts[:j] + op.parts[j + 1 :])
+    if op.interleave:
+        yield replace(op, interleave=False)
+    if op.abort_after is not None:
+        yield replace(op, abort_after=None)
+        yield from (replace(op, abort_after=n) for n in _numbers(op.abort_after, 0))
+    for j, part in enumerate(op.parts):
+
+        def put(p: Part, j: int = j) -> Decode:
+            return replace(op, parts=op.parts[:j] + (p,) + op.parts[j + 1 :])
+
+        if part.tokens is None:
+            yield from (put(replace(part, n=n)) for n in _numbers(part.n))
+        if part.stream:
+            yield put(replace(part, stream=0))
+        if part.out != "last":
+            yield put(replace(part, out="last"))

@@ -1,0 +1,183 @@
+"""Triage: from a violation to a finding: confirmed, reduced, blamed on one operation, given a signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from fuzz.reduce import reduce
+from fuzz.state import Traits, valid
+from oracles.judge import Judge, Judgement
+from oracles.rows import NAME_OF
+from oracles.verdict import Violation
+from subjects.scenario import (
+    ON_DEVICE,
+    PARTIAL,
+    AnyOp,
+    ContextParams,
+    Decode,
+    Draft,
+    Part,
+    Reopen,
+    Restore,
+    RestoreAll,
+    Save,
+    SaveAll,
+    Scenario,
+    SeqCp,
+    SeqKeep,
+    SeqRm,
+)
+
+RERUNS = 3
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """What must stay the same while a program is reduced: the oracle and its key."""
+
+    oracle: str
+    key: str
+
+    @classmethod
+    def of(cls, v: Violation) -> Symptom:
+        """The symptom of a violation."""
+        return cls(v.oracle, v.key)
+
+
+@dataclass
+class Triaged:
+    """A confirmed and reduced violation.
+
+    judgement: the run of the reduced program. reproduced: (n, m), n of m re-runs in fresh contexts showed it. culprit: index in the reduced
+    program's operations. complete: the reducer came to an end by itself.
+    """
+
+    judgement: Judgement
+    violation: Violation
+    scenario: Scenario
+    original: Scenario
+    reproduced: tuple[int, int]
+    culprit: int
+    route: str
+    signature: str
+    complete: bool
+    tried: int
+
+
+def find(judgement: Judgement, symptom: Symptom) -> Violation | None:
+    """The violation with this symptom, provided that it is the first that the run shows (a later one may follow from the first)."""
+    violations = judgement.violations
+    if not violations:
+        return None
+    first = violations[0]
+    return first if Symptom.of(first) == symptom else None
+
+
+def triage(
+    judge: Judge, judgement: Judgement, traits: Traits, *, fault: str = "", seconds: float = 30.0, stop: Callable[[], bool] = lambda: False
+) -> Triaged | tuple[int, int]:
+    """Confirm, reduce and blame the first violation of a run; (n, m) alone when it does not reproduce in fresh contexts."""
+    first = judgement.violations[0]
+    symptom = Symptom.of(first)
+    variants = symptom.oracle == "purity"
+    program = judgement.executed
+
+    def run(s: Scenario) -> Judgement:
+        return judge.judge(s, fresh=True, fault=fault, observed=False, variants=variants)
+
+    shown = sum(find(run(program), symptom) is not None for _ in range(RERUNS))
+    if shown == 0:
+        return (0, RERUNS)
+    if shown < RERUNS:  # it depends on something that is not in the program: reduction would chase noise
+        result, complete, tried = program, False, 0
+    else:
+        # a program that breaks a caller's precondition shows nothing, so the reducer never goes there
+        lawful = not valid(program, traits)
+        reduction = reduce(
+            program, lambda s: not (lawful and valid(s, traits)) and find(run(s), symptom) is not None, seconds=seconds, stop=stop
+        )
+        result, complete, tried = reduction.scenario, reduction.complete, reduction.tried
+    final = run(result)
+    violation = find(final, symptom)
+    n = RERUNS + 1
+    while violation is None and n < 10 * RERUNS:
+        final = run(result)
+        violation = find(final, symptom)
+        n += 1
+    if violation is None:
+        return (shown, n)
+    culprit = blame(judge, result, violation, fault=fault)
+    memory = final.account.memory
+    route = route_of(result, culprit)
+    signature = sign(violation, result, culprit, memory, route)
+    return Triaged(final, violation, result, judgement.executed, (shown, RERUNS), culprit, route, signature, complete, tried)
+
+
+def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str = "") -> int:
+    """The operation that broke it: the first one after which continuing the sequence is already wrong.
+
+    Running the program's beginnings, each with one more token of the sequence, is the neutral twin of all that follows. Where the check is not one
+    of rows, it names the step itself.
+    """
+    check = violation.check
+    if check.kind != "rows" or check.seq < 0 or violation.oracle == "purity":
+        return min(check.step, len(scenario.ops) - 1)
+    for k in range(1, check.step + 1):
+        probe = Decode(parts=(Part(seq=check.seq, n=1, stream=77),))
+        part = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], probe))
+        run = judge.judge(part, fresh=True, fault=fault, observed=False, variants=False)
+        if any(r.wrong for r in run.account.compared if r.claim.seq == check.seq and r.claim.step == k):
+            return k - 1
+        if run.account.ledger.trace.end.how != "ok":
+            break
+    return min(check.step, len(scenario.ops) - 1)
+
+
+def params_at(scenario: Scenario, i: int) -> ContextParams:
+    """The context parameters in force at operation `i`."""
+    p = scenario.params
+    for op in scenario.ops[:i]:
+        if isinstance(op, Reopen) and op.params is not None:
+            p = op.params
+    return p
+
+
+def route_of(scenario: Scenario, i: int) -> str:
+    """By which route the culprit moved state: how it was saved, what was removed, which cache layout was copied."""
+    op: AnyOp = scenario.ops[i]
+    layout = "unified" if params_at(scenario, i).kv_unified else "split"
+    match op:
+        case Restore() | RestoreAll():
+            for before in reversed(scenario.ops[:i]):
+                if isinstance(before, Save | SaveAll) and before.slot == op.slot:
+                    return _saved(before)
+            return "unknown"
+        case Save() | SaveAll():
+            return _saved(op)
+        case SeqRm():
+            whole = op.lo.at != "end" and op.lo.d == 0 and op.hi.at == "open"
+            which = "whole" if whole else "tail" if op.hi.at == "open" or (op.hi.at == "end" and op.hi.d >= 0) else "middle"
+            return which + ("-any" if op.seq < 0 else "")
+        case SeqCp() | SeqKeep():
+            return layout
+        case Decode() | Draft():
+            return "abort" if isinstance(op, Decode) and op.abort_after is not None else ""
+        case _:
+            return ""
+
+
+def _saved(op: Save | SaveAll) -> str:
+    if isinstance(op, SaveAll):
+        return f"context-{op.medium}"
+    where = "device" if op.flags & ON_DEVICE else op.medium
+    return where + ("-partial" if op.flags & PARTIAL else "-whole")
+
+
+def sign(v: Violation, scenario: Scenario, culprit: int, memory: str, route: str) -> str:
+    """Identity of a finding: oracle, operation, memory kind and route; for crashes what the process said when it ended."""
+    if v.oracle == "liveness":
+        return v.key
+    return "/".join(x for x in (v.oracle, NAME_OF[type(scenario.ops[culprit])], memory, route) if x)

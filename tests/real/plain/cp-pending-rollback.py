@@ -1,0 +1,25 @@
+"""A copy of a sequence that was just rolled back continues from the state before the roll back.
+
+The control lets the sequence decode one token between seq_rm and seq_cp.
+"""
+
+import llama_cpp.llama_cpp as L
+from _plain import clean, compare, context, decode, follow, run, span, text
+
+
+def main(model, control):
+    ctx = context(model)
+    memory = L.llama_get_memory(ctx)
+    history = text(20)
+    assert decode(ctx, 0, 0, history[:16]) == 0
+    assert decode(ctx, 0, 16, history[16:] + text(2, stream=1)) == 0
+    assert L.llama_memory_seq_rm(memory, 0, 20, -1)
+    if control:
+        assert decode(ctx, 0, 20, [7]) == 0
+        history = [*history, 7]
+    L.llama_memory_seq_cp(memory, 0, 1, -1, -1)
+    want = clean(model, history, text(4, stream=2))
+    return compare(follow(ctx, 1, len(history), text(4, stream=2)), want, f"positions {span(ctx, 1)}")
+
+
+run(main)
