@@ -15,10 +15,8 @@ from subjects.scenario import (
     Draft,
     Edge,
     Medium,
-    Mutation,
     Outputs,
     Part,
-    Query,
     Restore,
     Save,
     SaveAll,
@@ -32,13 +30,10 @@ from subjects.scenario import (
 MAX_LEN = 110  # of one sequence; n_ctx_seq is 256
 MAX_TOTAL = 230  # of all sequences of a unified cache, which share 256 cells
 N_SLOTS = 4
-_OUT: tuple[Outputs, ...] = ("last", "last", "all", "last", "none", "all")
-_FLAGS = (0, 0, 2, 1, 0, 3, 2, 1)
-_AT = (0, 8, 4, 12, 100, 500, 900, 999)
-_HOW: tuple[Mutation, ...] = ("truncate", "set_u32", "flip", "zero", "extend", "set_u32")
-_ASK: tuple[Query, ...] = ("positions", "size", "size_all", "can_shift")
-_END = Edge(at="end")
-_ZERO = Edge(at="start")
+OUT: tuple[Outputs, ...] = ("last", "last", "all", "last", "none", "all")
+FLAGS = (0, 0, 2, 1, 0, 3, 2, 1)
+END = Edge(at="end")
+ZERO = Edge(at="start")
 
 
 class Gen:
@@ -122,11 +117,11 @@ class Gen:
     def feed_any(self, seq: int) -> bool:
         """Decode some rows of one sequence."""
         sizes = self.sizes()
-        return self.feed(seq, sizes[self.below(len(sizes))], self.below(3), _OUT[self.below(len(_OUT))])
+        return self.feed(seq, sizes[self.below(len(sizes))], self.below(3), OUT[self.below(len(OUT))])
 
     def draft(self, seq: int) -> bool:
         """Greedy redraft of a few tokens."""
-        n = self.room(seq, 2 + self.below(3))
+        n = self.room(seq, (2, 3, 4, 1)[self.below(4)])
         return n > 0 and self.push(Draft(seq=seq, n=n, stream=self.below(2)))
 
     def save(self, seq: int, flags: int, medium: Medium = "buffer", again: bool = False) -> int:
@@ -155,17 +150,19 @@ class Gen:
         allowed = [
             d for d in depths if 0 < d < s.next - start
         ]  # so that the next decode goes on right behind what is left
+        if st.traits.recurrent and self.below(4):  # refusals are worth a few tries, not most of them
+            allowed = [d for d in allowed if st.accepts(SeqRm(seq=seq, lo=self.back(d)))]
         if self.avoid is not None:
             allowed = [d for d in allowed if not self.avoid.blocks(st, SeqRm(seq=seq, lo=self.back(d)))]
         if not allowed:
             return False
-        hi = _END if self.below(4) == 3 else OPEN
+        hi = END if self.below(4) == 3 else OPEN
         return self.push(SeqRm(seq=seq, lo=self.back(self.one_of(allowed)), hi=hi))
 
     def wipe(self, seq: int) -> bool:
         """Remove a whole sequence, in one of the forms that mean it."""
         form = self.below(3)
-        return self.push(SeqRm(seq=seq, lo=OPEN if form == 0 else _ZERO, hi=_END if form == 2 else OPEN))
+        return self.push(SeqRm(seq=seq, lo=OPEN if form == 0 else ZERO, hi=END if form == 2 else OPEN))
 
     def copy(self, src: int) -> int:
         """Copy a whole sequence into an empty one (emptied first if need be); the destination, -1 if there is none."""
@@ -176,14 +173,14 @@ class Gen:
                 return -1
             dsts = [others[-1]]
         dst = self.one_of(dsts)
-        form = _ZERO if self.below(4) == 3 else OPEN
+        form = ZERO if self.below(4) == 3 else OPEN
         return dst if self.push(SeqCp(src=src, dst=dst, lo=form)) else -1
 
     def after(self, seq: int) -> bool:
         """Something on a sequence at once, while a copy, shift or rollback may still wait for the next decode."""
         match self.below(9):
             case 0:
-                number = self.save(seq, _FLAGS[self.below(len(_FLAGS))])
+                number = self.save(seq, FLAGS[self.below(len(FLAGS))])
                 return number >= 0 and self.restore(seq, number, self.below(4))
             case 1:
                 return self.draft(seq)

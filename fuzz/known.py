@@ -1,7 +1,9 @@
 """Known faults: entries of corpora/known, and whether a finding is one of them.
 
-An entry is a file: title, references, builds, a scenario that shows the fault, the signature it matches, and the name of its avoidance in
-fuzz/avoid.py. A finding is known only when its signature matches and its reduced program contains the known trigger: what matches by signature alone is new.
+An entry is a file: title, references, builds, a scenario that shows the fault, the signature it matches, and the name
+of its avoidance in
+fuzz/avoid.py. A finding is known only when its signature matches and its reduced program contains the known trigger:
+what matches by signature alone is new.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "corpora" / "known"
 
 
-class KnownFault(Record):
+class KnownFault(Record, frozen=True):
     """One fault that is open upstream.
 
-    signatures: shell patterns of the signatures it shows itself with. scenario: file in corpora/scenarios. avoidance: its name in fuzz/avoid.py.
+    signatures: shell patterns of the signatures it shows itself with. scenario: file in corpora/scenarios. avoidance:
+    its name in fuzz/avoid.py.
     """
 
     name: str
@@ -62,6 +65,8 @@ def scenario_of(fault: KnownFault, folder: Path = FOLDER) -> Scenario:
 def match(signature: str, scenario: Scenario, traits: Traits, faults: list[KnownFault]) -> KnownFault | None:
     """The known fault that a reduced finding is, None when it is new."""
     for fault in faults:
-        if any(fnmatch.fnmatchcase(signature, p) for p in fault.signatures) and triggers(fault.avoidance, scenario, traits):
+        if any(fnmatch.fnmatchcase(signature, p) for p in fault.signatures) and triggers(
+            fault.avoidance, scenario, traits
+        ):
             return fault
     return None

@@ -12,6 +12,7 @@ program, never a verdict.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 
 from fuzz.spans import History, Spans, history_cut, last_ubatch, spans_cut, spans_in, spans_join, spans_size
@@ -78,10 +79,7 @@ class Seq:
 
     def copy(self) -> Seq:
         """An independent copy."""
-        return Seq(
-            self.spans, self.next, self.history, self.k, self.last_batch, self.pending, self.owes_cut, self.edited, self.unsure,
-            self.copied, self.haunted, self.cell,
-        )  # fmt: skip
+        return copy(self)
 
 
 @dataclass
@@ -190,8 +188,7 @@ class State:
         return slot.epoch == self.epoch and self.device.get(slot.seq) == slot.serial
 
     def tail_cut(self, op: SeqRm) -> int:
-        """How many positions a removal takes off the end of one sequence, leaving some; 0 when it is no such removal.
-        """
+        """How many positions a removal takes off the end of one sequence, leaving some; 0: it is no such removal."""
         if not 0 <= op.seq < len(self.seqs):
             return 0
         seq = self.seqs[op.seq]

@@ -1,5 +1,4 @@
-"""Moves: what a generated program is made of. Each appends one operation, or a short idiom in which faults of state
-restore live.
+"""Moves: what a generated program is made of: single operations, and short idioms in which faults of restores live.
 
 A move never filters: it looks at the logical state (`fuzz.state`), draws a few small numbers and appends operations
 that keep the contract. `Gen.push` has the last word: an operation that would break a precondition, or that an avoidance
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fuzz.gen import _ASK, _AT, _FLAGS, _HOW, _OUT, _ZERO, Gen
+from fuzz.gen import FLAGS, OUT, ZERO, Gen
 from fuzz.params import draw_other
 from fuzz.state import Slot
 from subjects.scenario import (
@@ -24,7 +23,9 @@ from subjects.scenario import (
     Decode,
     Edge,
     Medium,
+    Mutation,
     Part,
+    Query,
     Reopen,
     RestoreAll,
     SaveAll,
@@ -34,6 +35,10 @@ from subjects.scenario import (
     SeqKeep,
     SeqRm,
 )
+
+_AT = (0, 8, 4, 12, 100, 500, 900, 999)
+_HOW: tuple[Mutation, ...] = ("truncate", "set_u32", "flip", "zero", "extend", "set_u32")
+_ASK: tuple[Query, ...] = ("positions", "size", "size_all", "can_shift")
 
 
 def _has_live(g: Gen) -> bool:
@@ -57,7 +62,7 @@ def m_decode(g: Gen) -> None:
 
 
 def m_draft(g: Gen) -> None:
-    g.draft(g.live())
+    g.draft(g.any_seq() if g.below(8) == 7 else g.live())
 
 
 def m_batch(g: Gen) -> None:
@@ -75,7 +80,7 @@ def m_batch(g: Gen) -> None:
             size = sizes[g.below(len(sizes))]
         k = g.room(seq, min(size, left - (count - 1 - i)))
         if k > 0:
-            parts.append(Part(seq=seq, n=k, stream=g.below(3), out=_OUT[g.below(len(_OUT))]))
+            parts.append(Part(seq=seq, n=k, stream=g.below(3), out=OUT[g.below(len(OUT))]))
             left -= k
     if parts:
         g.push(Decode(parts=tuple(parts), interleave=g.below(2) == 1))
@@ -113,7 +118,7 @@ def m_save(g: Gen) -> None:
     if medium == 5:
         g.save(seq, 0, "file", g.below(2) == 1)
     else:
-        g.save(seq, _FLAGS[g.below(len(_FLAGS))], again=medium == 4)
+        g.save(seq, FLAGS[g.below(len(FLAGS))], again=medium == 4)
 
 
 def m_restore(g: Gen) -> None:
@@ -199,7 +204,8 @@ def m_whole_trip(g: Gen) -> None:
         case 2:
             g.push(Clear(data=g.below(2) == 0))
         case _:
-            g.push(Reopen())
+            other = draw_other(g.below, g.state.params, g.state.traits, g.avoid) if g.below(3) == 2 else None
+            g.push(Reopen(params=other))
     g.push(RestoreAll(slot=slot, resave=g.below(2) == 1))
 
 
@@ -238,7 +244,7 @@ def m_rm(g: Gen) -> None:
         case 0 | 1:
             g.wipe(seq)
         case 2:
-            g.push(SeqRm(seq=seq, lo=OPEN if g.below(2) else _ZERO, hi=g.edge(1 + g.below(4))))
+            g.push(SeqRm(seq=seq, lo=OPEN if g.below(2) else ZERO, hi=g.edge(1 + g.below(4))))
         case 3:
             a = 1 + g.below(max(1, min(end - 3, 12)))
             g.push(SeqRm(seq=seq, lo=g.edge(a), hi=g.edge(a + 1 + g.below(3))))
@@ -250,7 +256,7 @@ def m_rm(g: Gen) -> None:
         case 6:
             g.push(SeqRm(seq=g.any_seq()))
         case _:
-            g.push(SeqRm(seq=-1, lo=_ZERO if g.below(2) else OPEN))
+            g.push(SeqRm(seq=-1, lo=ZERO if g.below(2) else OPEN))
 
 
 def m_cp(g: Gen) -> None:
@@ -261,10 +267,10 @@ def m_cp(g: Gen) -> None:
         g.push(SeqCp(src=src, dst=src))
     elif form >= 5 and g.state.params.kv_unified and g.state.traits.memory == "dense" and g.state.empty():
         hi = g.edge(1 + g.below(max(1, g.state.end(src))))
-        g.push(SeqCp(src=src, dst=g.one_of(g.state.empty()), lo=OPEN if g.below(2) else _ZERO, hi=hi))
+        g.push(SeqCp(src=src, dst=g.one_of(g.state.empty()), lo=OPEN if g.below(2) else ZERO, hi=hi))
     else:
         dst = g.copy(src)
-        if dst >= 0 and g.below(3) < 2:
+        if dst >= 0 and g.below(3):
             g.feed_any(src if g.below(2) else dst)
             if g.below(2):
                 g.draft(dst)
@@ -301,7 +307,7 @@ def m_add(g: Gen) -> None:
             elif g.push(SeqAdd(seq=seq, delta=2)):
                 g.push(SeqAdd(seq=seq, delta=-1))
         case _:
-            g.push(SeqAdd(seq=seq, delta=1 + g.below(8), lo=_ZERO if g.below(3) == 2 else OPEN))
+            g.push(SeqAdd(seq=seq, delta=1 + g.below(8), lo=ZERO if g.below(3) == 2 else OPEN))
 
 
 def m_add_then(g: Gen) -> None:
@@ -346,6 +352,8 @@ def m_corrupt(g: Gen) -> None:
     # host blobs: only the header, where refusal is certain; what lies behind needs the grammar of blobs
     device = bool(g.state.slots[number].flags & ON_DEVICE)
     at = 0 if how == "set_u32" and not device else _AT[g.below(len(_AT))]
+    if g.state.slots[number].whole and how == "set_u32":
+        value = value & 3  # the length of a string: 2 GiB of zeros take longer than all other programs together
     if not device and how in ("flip", "zero"):
         how, value = "truncate", 1
     if device and g.avoid is not None and "device-corrupt" in g.avoid.names:

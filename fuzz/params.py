@@ -27,7 +27,14 @@ _MIXED: list[_Kv] = [("f16", "f32", False)]
 _Q8: list[_Kv] = [("q8_0", "f32", False), ("q8_0", "q8_0", True), ("q8_0", "q8_0", True), ("f16", "q8_0", True)]
 _KV = tuple(_STRICT * 12 + _FLASH * 3 + _F16 * 3 + _RARE)
 # rare switches, 1/20 each: (embeddings, threads, offload)
-_SWITCH = (*[(False, 1, False)] * 15, (True, 1, False), (True, 1, True), (False, 1, True), (False, 2, False), (False, 2, True))
+_SWITCH = (
+    *[(False, 1, False)] * 15,
+    (True, 1, False),
+    (True, 1, True),
+    (False, 1, True),
+    (False, 2, False),
+    (False, 2, True),
+)
 _N_SEQ = (1, 2, 2, 2, 3, 3, 4, 4)
 
 

@@ -1,7 +1,9 @@
 """Reduction of scenarios: the smallest program that still shows the same violation.
 
-Works on programs with their observations written out, so that what is left is all there is. Every candidate is run and judged in fresh contexts; it counts
-only while the same oracle reports the same key. The best so far is kept at any moment, so a deadline or Ctrl-C loses nothing.
+Works on programs with their observations written out, so that what is left is all there is. Every candidate is run
+and judged in fresh contexts; it counts
+only while the same oracle reports the same key. The best so far is kept at any moment, so a deadline or Ctrl-C loses
+nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Reduction:
     complete: bool = True
 
 
-def reduce(scenario: Scenario, holds: Holds, *, seconds: float = 30.0, stop: Callable[[], bool] = lambda: False) -> Reduction:
+def reduce(
+    scenario: Scenario, holds: Holds, *, seconds: float = 30.0, stop: Callable[[], bool] = lambda: False
+) -> Reduction:
     """Reduce while `holds` is true of the candidate. `scenario` itself must hold (the caller has confirmed it).
 
     Deterministic for a deterministic `holds`, apart from the deadline.
@@ -140,7 +144,9 @@ def _sequences(s: Scenario) -> Iterator[Scenario]:
             yield replace(
                 s,
                 ops=tuple(
-                    replace(op, slot=i) if isinstance(op, Save | SaveAll | Restore | RestoreAll | Corrupt) and op.slot == slot else op
+                    replace(op, slot=i)
+                    if isinstance(op, Save | SaveAll | Restore | RestoreAll | Corrupt) and op.slot == slot
+                    else op
                     for op in s.ops
                 ),
             )
@@ -247,7 +253,7 @@ def _simpler_decode(op: Decode) -> Iterator[AnyOp]:
     for j, part in enumerate(op.parts):
 
         def put(p: Part, j: int = j) -> Decode:
-            return replace(op, parts=op.parts[:j] + (p,) + op.parts[j + 1 :])
+            return replace(op, parts=(*op.parts[:j], p, *op.parts[j + 1 :]))
 
         if part.tokens is None:
             yield from (put(replace(part, n=n)) for n in _numbers(part.n))

@@ -159,7 +159,7 @@ def _copy_broken(state: State, op: SeqCp) -> list[str]:
         return ["restore.partial-cut"]
     if state.seqs[op.dst].spans or state.seqs[op.dst].unsure:
         return ["seq_cp.empty-dst"]
-    p0, p1 = state.range(op)
+    p0, _ = state.range(op)
     partial = p0 > 0 or op.hi.at != "open"
     if partial and not state.params.kv_unified:
         return ["seq_cp.whole-on-split"]

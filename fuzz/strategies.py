@@ -26,8 +26,7 @@ from fuzz.state import State, Traits
 from subjects.scenario import AnyOp, ModelRef, Scenario
 
 _RANDOM = st.randoms(use_true_random=False)
-# weights of a kind of move in a program, by two bits of the swarm draw; 0 first, so that the simplest program has them
-# all
+# weight of a kind of move in a program, by two bits of the swarm draw; for 0, the simplest, all kinds are there
 _SWARM = (2, 0, 1, 5)
 # how likely a program ends before its next move, in 1/64, by the number of operations it has
 _STOP = (0, 1, 1, 3, 4, 6, 9, 12, 16, 20, 26, 32)
@@ -78,7 +77,7 @@ def scenarios(
 ) -> SearchStrategy[Scenario]:
     """Programs for one model. They keep every precondition; with `misuse` exactly one is broken, by the last operation.
 
-    A move may append a few operations, so that a program can be up to four longer than `max_ops`.
+    A move may append a few operations, so that a program can be up to six longer than `max_ops`.
     """
     return _scenarios(model, traits, max_ops, avoid, misuse)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fuzz.reduce import reduce
+from fuzz.reduce import Reduction, reduce
 from fuzz.state import Traits, valid
 from oracles.judge import Judge, Judgement
 from oracles.rows import NAME_OF
@@ -32,6 +32,7 @@ from subjects.scenario import (
 )
 
 RERUNS = 3
+STANDARD_DRAFT = 6
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Symptom:
 class Triaged:
     """A confirmed and reduced violation.
 
-    judgement: the run of the reduced program. reproduced: (n, m), n of m re-runs in fresh contexts showed it. culprit: index in the reduced
+    judgement: the run of the reduced program. reproduced: (n, m), n of m re-runs in fresh contexts showed it.
+    culprit: index in the reduced
     program's operations. complete: the reducer came to an end by itself.
     """
 
@@ -68,7 +70,8 @@ class Triaged:
 
 
 def find(judgement: Judgement, symptom: Symptom) -> Violation | None:
-    """The violation with this symptom, provided that it is the first that the run shows (a later one may follow from the first)."""
+    """The violation with this symptom, provided that it is the first that the run shows (a later one may follow "
+    "from the first)."""
     violations = judgement.violations
     if not violations:
         return None
@@ -77,9 +80,16 @@ def find(judgement: Judgement, symptom: Symptom) -> Violation | None:
 
 
 def triage(
-    judge: Judge, judgement: Judgement, traits: Traits, *, fault: str = "", seconds: float = 30.0, stop: Callable[[], bool] = lambda: False
+    judge: Judge,
+    judgement: Judgement,
+    traits: Traits,
+    *,
+    fault: str = "",
+    seconds: float = 30.0,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Triaged | tuple[int, int]:
-    """Confirm, reduce and blame the first violation of a run; (n, m) alone when it does not reproduce in fresh contexts."""
+    """Confirm, reduce and blame the first violation of a run; (n, m) alone when it does not reproduce in fresh "
+    "contexts."""
     first = judgement.violations[0]
     symptom = Symptom.of(first)
     variants = symptom.oracle == "purity"
@@ -96,10 +106,20 @@ def triage(
     else:
         # a program that breaks a caller's precondition shows nothing, so the reducer never goes there
         lawful = not valid(program, traits)
-        reduction = reduce(
-            program, lambda s: not (lawful and valid(s, traits)) and find(run(s), symptom) is not None, seconds=seconds, stop=stop
-        )
+
+        def smaller(start: Scenario, wanted: Symptom) -> Reduction:
+            def holds(s: Scenario) -> bool:
+                return not (lawful and valid(s, traits)) and find(run(s), wanted) is not None
+
+            return reduce(start, holds, seconds=seconds, stop=stop)
+
+        reduction = smaller(program, symptom)
         result, complete, tried = reduction.scenario, reduction.complete, reduction.tried
+        plain = standard(judge, result, find(run(result), symptom), fault=fault)
+        if plain is not None:
+            symptom = plain[1]
+            reduction = smaller(plain[0], symptom)
+            result, complete, tried = reduction.scenario, reduction.complete and complete, tried + reduction.tried
     final = run(result)
     violation = find(final, symptom)
     n = RERUNS + 1
@@ -113,20 +133,45 @@ def triage(
     memory = final.account.memory
     route = route_of(result, culprit)
     signature = sign(violation, result, culprit, memory, route)
-    return Triaged(final, violation, result, judgement.executed, (shown, RERUNS), culprit, route, signature, complete, tried)
+    return Triaged(
+        final, violation, result, judgement.executed, (shown, RERUNS), culprit, route, signature, complete, tried
+    )
+
+
+def standard(
+    judge: Judge, scenario: Scenario, violation: Violation | None, *, fault: str
+) -> tuple[Scenario, Symptom] | None:
+    """The same fault shown in the standard way: the program up to the operation to blame, then a greedy draft of the
+    sequence.
+
+    Whatever a program did after the fault decides by chance which oracle sees it first; a standard continuation makes
+    equal faults equal
+    findings. None where the violation is not one of rows, or does not show like that.
+    """
+    if violation is None or violation.check.kind != "rows" or violation.check.seq < 0 or violation.oracle == "purity":
+        return None
+    k = blame(judge, scenario, violation, fault=fault) + 1
+    draft = Draft(seq=violation.check.seq, n=STANDARD_DRAFT, stream=77)
+    for params in (msgspec.structs.replace(scenario.params, embeddings=False), scenario.params):
+        program = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], draft), params=params)
+        found = judge.judge(program, fresh=True, fault=fault, observed=False, variants=False).violations
+        if found and found[0].check.kind == "rows" and found[0].check.step == k:
+            return program, Symptom.of(found[0])
+    return None
 
 
 def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str = "") -> int:
     """The operation that broke it: the first one after which continuing the sequence is already wrong.
 
-    Running the program's beginnings, each with one more token of the sequence, is the neutral twin of all that follows. Where the check is not one
+    Running the program's beginnings, each with one more token of the sequence, is the neutral twin of all that
+    follows. Where the check is not one
     of rows, it names the step itself.
     """
     check = violation.check
     if check.kind != "rows" or check.seq < 0 or violation.oracle == "purity":
         return min(check.step, len(scenario.ops) - 1)
     for k in range(1, check.step + 1):
-        probe = Decode(parts=(Part(seq=check.seq, n=1, stream=77),))
+        probe = Decode(parts=(Part(seq=check.seq, n=4, stream=77, out="all"),))
         part = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], probe))
         run = judge.judge(part, fresh=True, fault=fault, observed=False, variants=False)
         if any(r.wrong for r in run.account.compared if r.claim.seq == check.seq and r.claim.step == k):
@@ -159,7 +204,9 @@ def route_of(scenario: Scenario, i: int) -> str:
             return _saved(op)
         case SeqRm():
             whole = op.lo.at != "end" and op.lo.d == 0 and op.hi.at == "open"
-            which = "whole" if whole else "tail" if op.hi.at == "open" or (op.hi.at == "end" and op.hi.d >= 0) else "middle"
+            which = (
+                "whole" if whole else "tail" if op.hi.at == "open" or (op.hi.at == "end" and op.hi.d >= 0) else "middle"
+            )
             return which + ("-any" if op.seq < 0 else "")
         case SeqCp() | SeqKeep():
             return layout
@@ -177,7 +224,8 @@ def _saved(op: Save | SaveAll) -> str:
 
 
 def sign(v: Violation, scenario: Scenario, culprit: int, memory: str, route: str) -> str:
-    """Identity of a finding: oracle, operation, memory kind and route; for crashes what the process said when it ended."""
+    """Identity of a finding: oracle, operation, memory kind and route; for crashes what the process said when it "
+    "ended."""
     if v.oracle == "liveness":
         return v.key
     return "/".join(x for x in (v.oracle, NAME_OF[type(scenario.ops[culprit])], memory, route) if x)

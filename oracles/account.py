@@ -1,4 +1,5 @@
-"""The account of one run: its ledger, and every output row held against its reference. All that an oracle may look at."""
+"""The account of one run: its ledger, and every output row held against its reference. All that an oracle may look "
+"at."""
 
 from __future__ import annotations
 
@@ -17,8 +18,10 @@ from subjects.trace import Floats
 class Compared:
     """One output row against its reference.
 
-    error: largest absolute difference of the logits. band: largest honest one. token / expected: arg max of both. gap: by how much
-    the reference prefers its first token to the subject's. hidden_error / hidden_band: the same for embedding rows (0 without them).
+    error: largest absolute difference of the logits. band: largest honest one. token / expected: arg max of both.
+    gap: by how much
+    the reference prefers its first token to the subject's. hidden_error / hidden_band: the same for embedding rows (0
+    without them).
     """
 
     claim: RowClaim
@@ -78,7 +81,8 @@ class Account:
 
 
 def compare_rows(ledger: Ledger, references: References, bands: Bands) -> Account:
-    """Hold every row claim of a ledger against its reference; references must have been computed (References.missing)."""
+    """Hold every row claim of a ledger against its reference; references must have been computed "
+    "(References.missing)."""
     account = Account(ledger)
     account.unjudged.extend(reason for _, reason in ledger.undefined_rows)
     if not ledger.rows:
@@ -114,15 +118,25 @@ def compare_rows(ledger: Ledger, references: References, bands: Bands) -> Accoun
         params = claim.params
         which = (params, claim.kinds)
         if which not in bands_of:
-            bands_of[which] = (bands.band(params, claim.kinds), bands.band(params, claim.kinds, hidden=True) if params.embeddings else 0.0)
+            bands_of[which] = (
+                bands.band(params, claim.kinds),
+                bands.band(params, claim.kinds, hidden=True) if params.embeddings else 0.0,
+            )
         band, hidden_band = bands_of[which]
         hidden_error = 0.0
         if params.embeddings and claim.row < len(hidden) and claim.ref_row < len(rows.hidden):
             hidden_error = float(np.abs(hidden[claim.row] - rows.hidden[claim.ref_row]).max())
         account.compared.append(
             Compared(
-                claim, float(error[i]), band, float(nmse[i]), int(token[i]), int(expected[i]), float(gap[i]), hidden_error, hidden_band
+                claim,
+                float(error[i]),
+                band,
+                float(nmse[i]),
+                int(token[i]),
+                int(expected[i]),
+                float(gap[i]),
+                hidden_error,
+                hidden_band,
             )
         )
     return account
-

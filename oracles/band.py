@@ -1,6 +1,8 @@
-"""Bands: how much honest runs of one history differ, measured for a build, a model, parameters and a kind of composition change.
+"""Bands: how much honest runs of one history differ, measured for a build, a model, parameters and a kind of
+composition change.
 
-Two runs of one history differ by float reordering as soon as a batch's composition, the place of cells or a kernel differs. A
+Two runs of one history differ by float reordering as soon as a batch's composition, the place of cells or a kernel
+differs. A
 difference is judged against what such changes really do here, never against a fixed number. Kinds:
 
 split  the same tokens cut into other batches
@@ -21,14 +23,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from subjects.scenario import ContextParams, Decode, ModelRef, Op, Part, Scenario, SeqRm
+from subjects.scenario import AnyOp, ContextParams, Decode, ModelRef, Part, Scenario, SeqRm
 from subjects.trace import Trace
 
 # An honest difference may be this many times the largest one that was measured on a handful of prompts.
 SAFETY = 8.0
 # A state error must be this many times outside the band; what lies between is ambiguous, which is unknown.
 FAR = 10.0
-# Below so many units in the last place of the largest logit nothing is told apart: the sum of some dozens of float32 terms.
+# Below so many units in the last place of the largest logit nothing is told apart: the sum of some dozens of float32
+# terms.
 FLOOR_ULPS = 64.0
 PROMPTS = 5
 
@@ -36,7 +39,8 @@ Run = Callable[[Sequence[Scenario]], list[Trace]]
 
 
 class Measured(msgspec.Struct):
-    """Largest honest absolute difference by kind, for logits and for hidden rows, and the size of the rows themselves."""
+    """Largest honest absolute difference by kind, for logits and for hidden rows, and the size of the rows "
+    "themselves."""
 
     logits: dict[str, float] = {}
     hidden: dict[str, float] = {}
@@ -102,7 +106,7 @@ class Bands:
         for prompt in range(PROMPTS):
             base = len(programs)
             for kind, ops in _honest(prompt):
-                programs.append(Scenario(model=self._model, params=p, ops=ops))  # type: ignore[arg-type]
+                programs.append(Scenario(model=self._model, params=p, ops=ops))
                 plan.append((kind, base))
         traces = self._run(programs)
         out = Measured()
@@ -119,7 +123,9 @@ class Bands:
                     c, d = trace.hidden_rows(), traces[base].hidden_rows()
                     out.hidden[kind] = max(out.hidden.get(kind, 0.0), float(np.abs(c[-n:] - d[-n:]).max()))
                     out.hidden_scale = max(out.hidden_scale, float(np.abs(d[-n:]).max()))
-        out.logits["edited"] = 4 * max(out.logits.values(), default=0.0)  # shifted keys are rotated twice: measured by `cells`, once more
+        out.logits["edited"] = 4 * max(
+            out.logits.values(), default=0.0
+        )  # shifted keys are rotated twice: measured by `cells`, once more
         out.hidden["edited"] = 4 * max(out.hidden.values(), default=0.0)
         return out
 
@@ -127,19 +133,19 @@ class Bands:
 _OUT = 4  # rows compared: the last ones, single tokens
 
 
-def _honest(prompt: int) -> list[tuple[str, tuple[Op, ...]]]:
+def _honest(prompt: int) -> list[tuple[str, tuple[AnyOp, ...]]]:
     """Programs that end with the same history of sequence 0; the first is what the others are compared with."""
     n = (24, 17, 31, 9, 40)[prompt % 5]
     stream, other = 100 + prompt, 200 + prompt
 
-    def d(k: int, seq: int = 0, st: int = stream) -> Op:
+    def d(k: int, seq: int = 0, st: int = stream) -> AnyOp:
         return Decode(parts=(Part(seq=seq, n=k, stream=st, out="last"),))
 
-    def both(k: int, j: int) -> Op:
+    def both(k: int, j: int) -> AnyOp:
         return Decode(parts=(Part(seq=0, n=k, stream=stream, out="last"), Part(seq=1, n=j, stream=other, out="none")))
 
-    tail: tuple[Op, ...] = tuple(d(1) for _ in range(_OUT))
-    mixed_tail: tuple[Op, ...] = tuple(
+    tail: tuple[AnyOp, ...] = tuple(d(1) for _ in range(_OUT))
+    mixed_tail: tuple[AnyOp, ...] = tuple(
         Decode(parts=(Part(seq=1, n=1, stream=other, out="none"), Part(seq=0, n=1, stream=stream))) for _ in range(_OUT)
     )
     all_tail = (Decode(parts=(Part(seq=0, n=_OUT, stream=stream, out="all"),)),)

@@ -48,7 +48,11 @@ class Oracle(ABC):
         lines = [violation.rule, "", violation.because]
         if violation.band:
             ratio = violation.error / violation.band
-            lines += ["", f"Largest difference {violation.error:.3g}, honest differences here stay below {violation.band:.3g} ({ratio:.0f} x outside)."]
+            lines += [
+                "",
+                f"Largest difference {violation.error:.3g}, honest differences here stay below {violation.band:.3g} "
+                f"({ratio:.0f} x outside).",
+            ]
         return "\n".join(lines)
 
     def recheck(self, violation: Violation, account: Account) -> bool:

@@ -1,4 +1,5 @@
-"""Blob contract: promised = written = read; saved twice = same; restored and saved again = same, also when restored twice."""
+"""Blob contract: promised = written = read; saved twice = same; restored and saved again = same, also when restored "
+"twice."""
 
 from __future__ import annotations
 
@@ -9,9 +10,14 @@ from oracles.rows import NAME_OF
 from oracles.verdict import Check, Verdict, Violation
 from subjects.scenario import Restore, RestoreAll, Save, SaveAll
 
-RULE_SIZE = 'llama.h says that the size query gives "the exact size needed" and that saving and restoring return the bytes written and read'
+RULE_SIZE = (
+    'llama.h says that the size query gives "the exact size needed" and that saving and restoring return '
+    "the bytes written and read"
+)
 RULE_SAME = "llama.h is silent on it, but nothing happened between two saves, and they must give the same bytes"
-RULE_AGAIN = "llama.h says that a restore gives back the sequence that was saved; saving it again must give the same cells"
+RULE_AGAIN = (
+    "llama.h says that a restore gives back the sequence that was saved; saving it again must give the same cells"
+)
 RULE_TOKENS = "llama.h says that a session file gives back the tokens saved with it"
 
 
@@ -20,7 +26,8 @@ class BlobFailure(OracleFailure):
 
 
 class BlobContract(Oracle):
-    """Sizes and bytes. Cells may move when they are restored, so bytes are compared in any order of cells where they differ."""
+    """Sizes and bytes. Cells may move when they are restored, so bytes are compared in any order of cells where "
+    "they differ."""
 
     name = "blob"
     title = "blob contract"
@@ -41,15 +48,19 @@ class BlobContract(Oracle):
 
     def _violation(self, m: Moment, what: str, rule: str, because: str, pair: tuple[int, int]) -> Violation:
         name = NAME_OF[type(m.op)]
-        shown = "size" if what in ("promised", "read") else "bytes"
+        shown = {"promised": "size", "read": "size", "twice": "bytes", "tokens": "bytes"}.get(what, "counts")
         check = Check(kind="blob", step=m.step.op, seq=getattr(m.op, "seq", -1), expected=pair, what=shown)
-        return Violation(oracle=self.name, key=f"blob:{what}:{name}", rule=rule, because=because, check=check, suspects=(m.step.op,))
+        return Violation(
+            oracle=self.name, key=f"blob:{what}:{name}", rule=rule, because=because, check=check, suspects=(m.step.op,)
+        )
 
     def _save(self, m: Moment) -> tuple[int, list[Violation]]:
         bad = []
         for i, b in enumerate(m.step.blobs):
             if b.size != b.moved:
-                because = f"Operation {m.step.op} promised {b.size} bytes, so it must write as many; but it wrote {b.moved}."
+                because = (
+                    f"Operation {m.step.op} promised {b.size} bytes, so it must write as many; but it wrote {b.moved}."
+                )
                 bad.append(self._violation(m, "promised", RULE_SIZE, because, (i, i)))
         if len(m.step.blobs) == 2 and m.step.blobs[0].sha != m.step.blobs[1].sha:
             because = f"Operation {m.step.op} saved the same state twice in a row; but the bytes differ."
@@ -76,8 +87,13 @@ class BlobContract(Oracle):
             was, now = m.step.blobs[op.times - 1], m.step.blobs[op.times]
             if was.sha != now.sha and (was.counts != now.counts or was.size != now.size):
                 because = (
-                    f"Operation {m.step.op} restored a blob of {was.size} bytes {op.times} time(s) and saved the result again, so the same cells "
+                    f"Operation {m.step.op} restored a blob of {was.size} bytes {op.times} time(s) and saved the "
+                    f"result again, so the same cells "
                     f"must be in it, in any order; but {now.size} bytes with other contents came out."
                 )
-                bad.append(self._violation(m, "again" if op.times == 1 else "restored-twice", RULE_AGAIN, because, (op.times - 1, op.times)))
+                bad.append(
+                    self._violation(
+                        m, "again" if op.times == 1 else "restored-twice", RULE_AGAIN, because, (op.times - 1, op.times)
+                    )
+                )
         return n, bad

@@ -10,9 +10,15 @@ from oracles.verdict import Check, Verdict, Violation
 from subjects.scenario import Decode, Draft
 from subjects.trace import Batch
 
-RULE_ROLLBACK = 'llama.h says for return codes other than 2 and < -1 that "the memory state is restored to the state before this call"'
+RULE_ROLLBACK = (
+    'llama.h says for return codes other than 2 and < -1 that "the memory state is restored to the state '
+    'before this call"'
+)
 RULE_CODE = "llama.h says what each return code of llama_decode means; this batch was valid and there was room for it"
-RULE_ABORT = 'llama.h says that after an abort or fatal error "the ubatches that managed to be processed will remain", as the position queries tell'
+RULE_ABORT = (
+    'llama.h says that after an abort or fatal error "the ubatches that managed to be processed will '
+    'remain", as the position queries tell'
+)
 RULE_ROWS = "llama.h says that a row with logits set can be read after a decode that returned 0"
 
 
@@ -48,15 +54,23 @@ class DecodeCodes(Oracle):
             compared += 1
             if r.wrong:
                 because = (
-                    f"Operation {shaper[1].step.op} (llama_decode) returned {shaper[1].step.rc} and its positions name the tokens that remain, so "
-                    f"{where(account, r)} must be what a clean context gives for those; but its logits are off by up to {r.error:.3g}."
+                    f"Operation {shaper[1].step.op} (llama_decode) returned {shaper[1].step.rc} and its positions "
+                    f"name the tokens that remain, so "
+                    f"{where(account, r)} must be what a clean context gives for those; but its logits are off by up "
+                    f"to {r.error:.3g}."
                 )
-                bad.append(row_violation(self.name, account, r, key="decode:abort-state", rule=RULE_ABORT, because=because))
+                bad.append(
+                    row_violation(self.name, account, r, key="decode:abort-state", rule=RULE_ABORT, because=because)
+                )
         return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
 
     def _violation(self, m: Moment, key: str, rule: str, because: str, expected: tuple[int, ...]) -> Violation:
         return Violation(
-            oracle=self.name, key=f"decode:{key}", rule=rule, because=because, check=Check(kind="answer", step=m.step.op, expected=expected)
+            oracle=self.name,
+            key=f"decode:{key}",
+            rule=rule,
+            because=because,
+            check=Check(kind="answer", step=m.step.op, expected=expected),
         )
 
     def _batch(self, m: Moment, batch: Batch) -> Violation | None:
@@ -66,23 +80,30 @@ class DecodeCodes(Oracle):
         aborting = isinstance(m.op, Decode) and m.op.abort_after is not None
         if rc == 0:
             if batch.first < 0 and any(r.out for r in batch.rows):
-                return self._violation(m, "no-rows", RULE_ROWS, "llama_decode returned 0, but the output row cannot be read.", (0,))
+                return self._violation(
+                    m, "no-rows", RULE_ROWS, "llama_decode returned 0, but the output row cannot be read.", (0,)
+                )
             return None
         if rc in (1, -1):
             for s in seqs:
                 if m.step.pos[s] != m.pos_before[s] and isinstance(m.op, Decode):
                     because = f"llama_decode returned {rc}, so sequence {s} must keep positions {m.pos_before[s]}; but it has {m.step.pos[s]}."
                     check = Check(kind="positions", step=m.step.op, seq=s, expected=m.pos_before[s])
-                    return Violation(oracle=self.name, key=f"decode:changed:{rc}", rule=RULE_ROLLBACK, because=because, check=check)
+                    return Violation(
+                        oracle=self.name, key=f"decode:changed:{rc}", rule=RULE_ROLLBACK, because=because, check=check
+                    )
             if known and m.room and not any(isinstance(m.before.get(s), HalfRestored | Undefined) for s in m.before):
                 because = (
-                    f"The batch continues {_list(seqs)} at the next positions, with valid ids and room for {len(batch.rows)} rows, so llama_decode must "
+                    f"The batch continues {_list(seqs)} at the next positions, with valid ids and room for "
+                    f"{len(batch.rows)} rows, so llama_decode must "
                     f"return 0; but it returned {rc}."
                 )
                 return self._violation(m, f"refused:{rc}", RULE_CODE, because, (0,))
             return None
         if rc == 2 and not aborting:
-            return self._violation(m, "aborted", RULE_CODE, "llama_decode returned 2 (aborted), but no abort callback fired.", (0,))
+            return self._violation(
+                m, "aborted", RULE_CODE, "llama_decode returned 2 (aborted), but no abort callback fired.", (0,)
+            )
         if rc is not None and rc < -1 and not aborting:
             return self._violation(m, f"fatal:{rc}", RULE_CODE, f"llama_decode returned {rc} for a valid batch.", (0,))
         for s in seqs:
@@ -92,11 +113,14 @@ class DecodeCodes(Oracle):
                 assert isinstance(before, History)
                 n = sum(r.seq == s for r in batch.rows)
                 because = (
-                    f"llama_decode returned {rc}; sequence {s} held {before.length} tokens and {n} were sent, so it must end somewhere between; but its "
+                    f"llama_decode returned {rc}; sequence {s} held {before.length} tokens and {n} were sent, so it "
+                    f"must end somewhere between; but its "
                     f"positions are {m.step.pos[s]}."
                 )
                 check = Check(kind="positions", step=m.step.op, seq=s, expected=m.pos_before[s])
-                return Violation(oracle=self.name, key="decode:abort-positions", rule=RULE_ABORT, because=because, check=check)
+                return Violation(
+                    oracle=self.name, key="decode:abort-positions", rule=RULE_ABORT, because=because, check=check
+                )
         return None
 
 

@@ -13,7 +13,8 @@ class DraftTokenFailure(OracleFailure):
 
 
 class DraftTokens(Oracle):
-    """Greedy redraft by the model itself. Up to the first difference the subject's own tokens are the free-running draft, so
+    """Greedy redraft by the model itself. Up to the first difference the subject's own tokens are the free-running
+    draft, so
     comparing each step teacher-forced finds the first divergent token exactly; a near tie is no divergence."""
 
     name = "draft"
@@ -29,9 +30,15 @@ class DraftTokens(Oracle):
         for r in rows:
             if r.wrong and r.other_token:
                 because = (
-                    f"{where(account, r)} must choose token {r.expected}, because a clean context that decodes the same history "
-                    f"prefers it by {r.gap:.3g}; but the subject chose {r.token}, its logits are off by up to {r.error:.3g}."
+                    f"{where(account, r)} must choose token {r.expected}, because a clean context that decodes the "
+                    f"same history "
+                    f"prefers it by {r.gap:.3g}; but the subject chose {r.token}, its logits are off by up to "
+                    f"{r.error:.3g}."
                 )
                 rule = "llama.h says that restoring or editing a sequence gives the state of its history; here a redraft chooses other tokens"
-                bad.append(row_violation(self.name, account, r, key=f"draft:{shaper_name(account, r)}", rule=rule, because=because))
+                bad.append(
+                    row_violation(
+                        self.name, account, r, key=f"draft:{shaper_name(account, r)}", rule=rule, because=because
+                    )
+                )
         return Verdict(oracle=self.name, violations=tuple(bad), compared=len(rows))

@@ -7,9 +7,11 @@ from subjects.trace import Facts
 
 
 def position_error(state: State, facts: Facts, told: tuple[int, int]) -> tuple[tuple[int, int], str] | None:
-    """None when `told` = (pos_min, pos_max) is right or nothing can be said, else the expected pair and what it means in words.
+    """None when `told` = (pos_min, pos_max) is right or nothing can be said, else the expected pair and what it means
+    in words.
 
-    llama.h: pos_min "is typically non-zero only for SWA caches", and all positions in [pos_min, pos_max] are guaranteed to be present.
+    llama.h: pos_min "is typically non-zero only for SWA caches", and all positions in [pos_min, pos_max] are
+    guaranteed to be present.
     """
     if isinstance(state, HalfRestored) or not isinstance(state, History):
         return None

@@ -28,9 +28,15 @@ class FirstToken(Oracle):
         for r in rows:
             if r.wrong and r.other_token:
                 because = (
-                    f"Right after the {shaper_name(account, r)}, {where(account, r)} must have top token {r.expected}, as a clean context has; "
-                    f"but it has {r.token}. The reference prefers its own by {r.gap:.3g}, the logits are off by up to {r.error:.3g}."
+                    f"Right after the {shaper_name(account, r)}, {where(account, r)} must have top token "
+                    f"{r.expected}, as a clean context has; "
+                    f"but it has {r.token}. The reference prefers its own by {r.gap:.3g}, the logits are off by up "
+                    f"to {r.error:.3g}."
                 )
                 rule = "llama.h says that the state is that of the moment of saving (or of the history left); the first token already diverges"
-                bad.append(row_violation(self.name, account, r, key=f"first-token:{shaper_name(account, r)}", rule=rule, because=because))
+                bad.append(
+                    row_violation(
+                        self.name, account, r, key=f"first-token:{shaper_name(account, r)}", rule=rule, because=because
+                    )
+                )
         return Verdict(oracle=self.name, violations=tuple(bad), compared=len(rows))

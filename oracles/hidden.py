@@ -28,11 +28,21 @@ class HiddenState(Oracle):
         for r in rows:
             if r.hidden_wrong:
                 because = (
-                    f"The hidden row behind {where(account, r)} must be the one that a clean context computes for the same history; "
-                    f"but it is off by up to {r.hidden_error:.3g}, honest differences here stay below {r.hidden_band:.3g}."
+                    f"The hidden row behind {where(account, r)} must be the one that a clean context computes for "
+                    f"the same history; "
+                    f"but it is off by up to {r.hidden_error:.3g}, honest differences here stay below "
+                    f"{r.hidden_band:.3g}."
                 )
                 rule = "llama.h says that embeddings belong to the tokens decoded; after this program they belong to another state"
                 bad.append(
-                    row_violation(self.name, account, r, key=f"hidden:{shaper_name(account, r)}", rule=rule, because=because, hidden=True)
+                    row_violation(
+                        self.name,
+                        account,
+                        r,
+                        key=f"hidden:{shaper_name(account, r)}",
+                        rule=rule,
+                        because=because,
+                        hidden=True,
+                    )
                 )
         return Verdict(oracle=self.name, violations=tuple(bad), compared=len(rows))

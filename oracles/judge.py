@@ -22,7 +22,8 @@ VARIANT_EVERY = 8
 
 @dataclass(slots=True)
 class Judgement:
-    """All verdicts on one scenario. `executed` is the program with its observations, which the traces and violations speak of."""
+    """All verdicts on one scenario. `executed` is the program with its observations, which the traces and "
+    "violations speak of."""
 
     executed: Scenario
     account: Account
@@ -50,7 +51,8 @@ class Judgement:
 class Judge:
     """Judges scenarios of one model on one build.
 
-    sandbox runs the subject and the references (references always in fresh contexts). cache: folder for measured bands, None for none.
+    sandbox runs the subject and the references (references always in fresh contexts). cache: folder for measured
+    bands, None for none.
     """
 
     def __init__(self, sandbox: Sandbox, model: ModelRef, path: Path, build: str, cache: Path | None = None):
@@ -58,8 +60,17 @@ class Judge:
         self.references = References()
         self.bands = Bands(lambda programs: sandbox.run_many(programs, path, fresh=True), model, build, cache)
 
-    def judge(self, scenario: Scenario, *, fresh: bool = False, fault: str = "", variants: bool | None = None, observed: bool = True) -> Judgement:
-        """Run and judge one scenario. `variants` None runs them for one scenario in VARIANT_EVERY, chosen by its key."""
+    def judge(
+        self,
+        scenario: Scenario,
+        *,
+        fresh: bool = False,
+        fault: str = "",
+        variants: bool | None = None,
+        observed: bool = True,
+    ) -> Judgement:
+        """Run and judge one scenario. `variants` None runs them for one scenario in VARIANT_EVERY, chosen by its "
+        "key."""
         number = int(scenario.key(), 16)
         program = observe(scenario, OBSERVATIONS, variety=number) if observed else scenario
         trace = self.sandbox.run(program, self.path, fresh=fresh, fault=fault)

@@ -1,12 +1,17 @@
-"""The ledger: what every sequence must hold, folded from what was called and what was answered. It never calls llama.cpp.
+"""The ledger: what every sequence must hold, folded from what was called and what was answered. It never calls
+llama.cpp.
 
-The rules are the table "What the ledger expects" of the design; each branch of `_Fold` is one of its rows. For every sequence the
-ledger knows a History (tokens in the batches that decoded them, and edits), or Undefined with a reason. From that come the claims that the oracles
-judge: every output row has a history that it must be the continuation of, and after every step every sequence has positions.
+The rules are the table "What the ledger expects" of the design; each branch of `_Fold` is one of its rows. For every
+sequence the
+ledger knows a History (tokens in the batches that decoded them, and edits), or Undefined with a reason. From that
+come the claims that the oracles
+judge: every output row has a history that it must be the continuation of, and after every step every sequence has
+positions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -45,7 +50,8 @@ class Seg(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """An edit that changed positions or removed a head or middle: the call's name and resolved arguments after the sequence id."""
+    """An edit that changed positions or removed a head or middle: the call's name and resolved arguments after the "
+    "sequence id."""
 
     call: str
     args: tuple[int, ...]
@@ -58,9 +64,12 @@ Item = Seg | Edit
 class History:
     """What a sequence must hold.
 
-    items: how it came to be, for a reference to repeat. length: next free position. shaped: scenario operations other than decodes
-    that it went through, latest last. kinds: composition changes that honest float noise may follow from (see oracles.band). positions: the
-    positions held, kept only once an edit made them other than 0 .. length-1. fresh_shape: no output row was seen since the latest of `shaped`.
+    items: how it came to be, for a reference to repeat. length: next free position. shaped: scenario operations other
+    than decodes
+    that it went through, latest last. kinds: composition changes that honest float noise may follow from (see
+    oracles.band). positions: the
+    positions held, kept only once an edit made them other than 0 .. length-1. fresh_shape: no output row was seen
+    since the latest of `shaped`.
     """
 
     items: tuple[Item, ...] = ()
@@ -100,7 +109,8 @@ class Undefined:
 
 @dataclass(frozen=True, slots=True)
 class HalfRestored:
-    """After a partial restore: the partial parts are `saved`'s, the rest is longer and waits for the caller to cut its tail."""
+    """After a partial restore: the partial parts are `saved`'s, the rest is longer and waits for the caller to cut "
+    "its tail."""
 
     saved: History
     full: int
@@ -146,7 +156,8 @@ class SavedSlot:
 class Moment:
     """One step of the program as the ledger sees it.
 
-    before / after: states of every sequence. touched: sequences that the operation says it changes. slot: the slot that a restore used. must_accept: the
+    before / after: states of every sequence. touched: sequences that the operation says it changes. slot: the slot
+    that a restore used. must_accept: the
     ledger knows no reason for a refusal. room: a decode that fails although the ledger sees room for it is wrong.
     """
 
@@ -305,7 +316,13 @@ class _Fold:
     def _decode_on_unknown(self, state: State | None, seq: int, mine: list[tuple[int, int, int]], m: Moment) -> None:
         if isinstance(state, HalfRestored):
             self.states[seq] = Undefined("decoded after a partial restore whose tail was not cut")
-        reason = state.reason if isinstance(state, Undefined) else "half restored" if state is not None else "no such sequence"
+        reason = (
+            state.reason
+            if isinstance(state, Undefined)
+            else "half restored"
+            if state is not None
+            else "no such sequence"
+        )
         self.ledger.undefined_rows.extend((number, reason) for _, _, number in mine if number >= 0)
 
     def _extend(
@@ -330,14 +347,17 @@ class _Fold:
             if number >= 0:
                 ref = before + (j if out == "all" else 0)
                 self.ledger.rows.append(
-                    RowClaim(m.step.op, number, seq, items, ref, frozenset(kinds), h.shaped, fresh, draft, pos, self.params)
+                    RowClaim(
+                        m.step.op, number, seq, items, ref, frozenset(kinds), h.shaped, fresh, draft, pos, self.params
+                    )
                 )
                 fresh = False
         positions = None if h.positions is None else (*h.positions, *(p for p, _, _ in mine))
         return History(items, h.length + len(mine), h.shaped, frozenset(kinds), positions, fresh)
 
     def _has_room(self, rows: dict[int, list[tuple[int, int, int]]]) -> bool:
-        """Whether the attention cache has a free cell for every row, counting no sharing (recurrent memory never fills)."""
+        """Whether the attention cache has a free cell for every row, counting no sharing (recurrent memory never "
+        "fills)."""
         if self.facts.recurrent:
             return True
         used = {s: self._cells(s) for s in range(self.n_seq)}
@@ -391,7 +411,12 @@ class _Fold:
         left = tuple(p for p in held if not p0 <= p < end)
         items = (*state.items, Edit("seq_rm", (p0, p1)))
         new = replace(state, items=items, positions=left, length=left[-1] + 1)
-        if self.facts.n_swa and tail and seq < len(m.step.pos) and m.step.pos[seq][0] > max(left[0], p0 - self.facts.n_swa + 1):
+        if (
+            self.facts.n_swa
+            and tail
+            and seq < len(m.step.pos)
+            and m.step.pos[seq][0] > max(left[0], p0 - self.facts.n_swa + 1)
+        ):
             return Undefined("cut to where the sliding window no longer holds what comes before")
         return self._shape(new, m.step.op, "edited")
 
@@ -424,7 +449,9 @@ class _Fold:
                 copy = self._shape(part, m.step.op, "cells")
                 if p0 > 0:
                     left = tuple(range(p0, part.length))
-                    copy = replace(copy, items=(*part.items, Edit("seq_rm", (0, p0))), positions=left) if left else EMPTY
+                    copy = (
+                        replace(copy, items=(*part.items, Edit("seq_rm", (0, p0))), positions=left) if left else EMPTY
+                    )
         self._set(m, op.dst, copy)
         for other in [s for pair in self.shared if op.src in pair for s in pair - {op.src}]:
             self.shared.add(frozenset({other, op.dst}))
@@ -495,7 +522,11 @@ class _Fold:
         elif slot.flags & PARTIAL and (self.facts.hybrid or self.facts.n_swa):
             self._set(m, op.seq, self._half(self.states[op.seq], saved, op.seq, m))
         else:
-            self._set(m, op.seq, self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and not saved.empty else saved)
+            self._set(
+                m,
+                op.seq,
+                self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and not saved.empty else saved,
+            )
             self._unshare(op.seq)
 
     def _half(self, base: State, saved: State, seq: int, m: Moment) -> State:
@@ -529,14 +560,19 @@ class _Fold:
             saved = slot.states.get(s, EMPTY)
             if slot.corrupt:
                 saved = Undefined("restored from a corrupted blob that was accepted")
-            self._set(m, s, self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and not saved.empty else saved)
+            self._set(
+                m,
+                s,
+                self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and not saved.empty else saved,
+            )
         # sequences that shared cells when they were saved share them again; which ones is not kept, so all may
         live = [s for s in range(self.n_seq) if not _is_empty(self.states[s])]
         if self.params.kv_unified or self.facts.recurrent or self.facts.hybrid:
             self.shared = {frozenset({a, b}) for a in live for b in live if a < b}
 
     def _refused(self, seqs: range | list[int], m: Moment) -> None:
-        """A refused restore leaves its target as it was or empty; positions say which, and the refusal oracle checks the rest."""
+        """A refused restore leaves its target as it was or empty; positions say which, and the refusal oracle "
+        "checks the rest."""
         for s in seqs:
             now = m.step.pos[s]
             if now == (-1, -1):
@@ -576,7 +612,7 @@ class _Fold:
         pass
 
 
-_RULES = {
+_RULES: dict[type[Op], Callable[..., None]] = {
     Decode: _Fold._decode,
     Draft: _Fold._decode,
     Save: _Fold._save,

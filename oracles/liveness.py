@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from typing import Literal
 
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
@@ -11,7 +12,10 @@ from oracles.rows import NAME_OF
 from oracles.verdict import Check, Verdict, Violation
 from subjects.trace import End
 
-RULE = "llama.h is silent on calls that end the process; none of its return values says so, and the caller cannot protect itself"
+RULE = (
+    "llama.h is silent on calls that end the process; none of its return values says so, and the caller "
+    "cannot protect itself"
+)
 
 
 class LivenessFailure(OracleFailure):
@@ -21,7 +25,8 @@ class LivenessFailure(OracleFailure):
 def crash_text(end: End, stderr: str) -> str:
     """What identifies a crash: the assertion with its file (no line number, lines move), the exception, or the signal.
 
-    `GGML_ABORT` prints "file:line: message" straight to stderr; an uncaught exception prints libstdc++'s terminate lines.
+    `GGML_ABORT` prints "file:line: message" straight to stderr; an uncaught exception prints libstdc++'s terminate
+    lines.
     """
     if end.how == "hang":
         return "hang"
@@ -57,7 +62,9 @@ class Liveness(Oracle):
         if trace.end.how == "error":
             return Verdict(oracle=self.name, unknown=(f"not started: {trace.end.text}",))
         if trace.end.how == "exit" and "Traceback" in trace.stderr:
-            return Verdict(oracle=self.name, unknown=(f"redraft's own child failed: {trace.stderr.strip().splitlines()[-1]}",))
+            return Verdict(
+                oracle=self.name, unknown=(f"redraft's own child failed: {trace.stderr.strip().splitlines()[-1]}",)
+            )
         if trace.end.how == "ok":
             return Verdict(oracle=self.name, compared=1)
         moments = account.ledger.moments
@@ -65,8 +72,18 @@ class Liveness(Oracle):
         name = NAME_OF[type(moments[-1].op)] if moments else "start"
         text = crash_text(trace.end, trace.stderr)
         how = "did not return" if trace.end.how == "hang" else "ended the process"
-        because = f"Operation {step} ({name}) keeps what llama.h asks of a caller, so it must return; but it {how}: {text}"
+        because = (
+            f"Operation {step} ({name}) keeps what llama.h asks of a caller, so it must return; but it {how}: {text}"
+        )
         check = Check(kind="alive", step=step, what=text)
-        kind = "misuse" if account.ledger.scenario.misuse else "crash"
-        found = Violation(oracle=self.name, key=f"liveness:{text}", rule=RULE, because=because, check=check, kind=kind, suspects=(step,))  # type: ignore[arg-type]
+        kind: Literal["misuse", "crash"] = "misuse" if account.ledger.scenario.misuse else "crash"
+        found = Violation(
+            oracle=self.name,
+            key=f"liveness:{text}",
+            rule=RULE,
+            because=because,
+            check=check,
+            kind=kind,
+            suspects=(step,),
+        )
         return Verdict(oracle=self.name, violations=(found,), compared=1)

@@ -1,4 +1,5 @@
-"""Logits: every output row against the same history in a clean context, judged by the band. The widest net of the row oracles."""
+"""Logits: every output row against the same history in a clean context, judged by the band. The widest net of the "
+"row oracles."""
 
 from __future__ import annotations
 
@@ -27,11 +28,23 @@ class Logits(Oracle):
         for r in account.compared:
             if r.wrong:
                 because = (
-                    f"{where(account, r)} must equal what a clean context computes for the same history, because both decode the same "
+                    f"{where(account, r)} must equal what a clean context computes for the same history, because "
+                    f"both decode the same "
                     f"tokens in the same batches; but its logits are off by up to {r.error:.3g} (NMSE {r.nmse:.2g})."
                 )
-                rule = "llama.h says that a sequence holds the tokens decoded into it; its logits belong to another state"
-                bad.append(row_violation(self.name, account, r, key=f"logits:{shaper_name(account, r)}", rule=rule, because=because))
+                rule = (
+                    "llama.h says that a sequence holds the tokens decoded into it; its logits belong to another state"
+                )
+                bad.append(
+                    row_violation(
+                        self.name, account, r, key=f"logits:{shaper_name(account, r)}", rule=rule, because=because
+                    )
+                )
             elif r.ambiguous:
                 unknown.append("between noise and error")
-        return Verdict(oracle=self.name, violations=tuple(bad), compared=len(account.compared) - len(unknown) + len(account.unjudged), unknown=tuple(unknown))
+        return Verdict(
+            oracle=self.name,
+            violations=tuple(bad),
+            compared=len(account.compared) - len(unknown) + len(account.unjudged),
+            unknown=tuple(unknown),
+        )

@@ -1,4 +1,5 @@
-"""Observations: what oracles ask to be added to a program, as a transformation of the scenario. What is executed is what is recorded."""
+"""Observations: what oracles ask to be added to a program, as a transformation of the scenario. What is executed is "
+"what is recorded."""
 
 from __future__ import annotations
 
@@ -34,8 +35,10 @@ CONTINUATION = 2
 def observe(scenario: Scenario, wanted: Iterable[str], *, variety: int = 0) -> Scenario:
     """The program with the wanted observations in it.
 
-    continue: every sequence goes on for a few greedy tokens at the end. save-again: host saves are made twice. resave: restored
-    sequences are saved again (for some `variety` numbers also restored twice). neighbour-blobs: a sequence that the operation does not name is saved before and after it.
+    continue: every sequence goes on for a few greedy tokens at the end. save-again: host saves are made twice.
+    resave: restored
+    sequences are saved again (for some `variety` numbers also restored twice). neighbour-blobs: a sequence that the
+    operation does not name is saved before and after it.
     """
     want = frozenset(wanted)
     ops: list[Op] = []
@@ -74,7 +77,8 @@ def _neighbour(before: tuple[Op, ...], op: Op, params: ContextParams) -> int | N
             return None
     if -1 in named:
         return None
-    filled = {p.seq for o in before if isinstance(o, Decode) for p in o.parts} | {o.seq for o in before if isinstance(o, Draft)}
+    filled = {p.seq for o in before if isinstance(o, Decode) for p in o.parts} | {
+        o.seq for o in before if isinstance(o, Draft)
+    }
     rest = sorted(s for s in filled - named if 0 <= s < params.n_seq_max)
     return rest[0] if rest else None
-

@@ -9,7 +9,10 @@ from oracles.rows import NAME_OF
 from oracles.verdict import Check, Verdict, Violation
 from subjects.scenario import SeqKeep, SeqRm
 
-RULE = 'llama.h says of the position queries that "all positions in the range [pos_min, pos_max] are guaranteed to be present"; they tell something else'
+RULE = (
+    'llama.h says of the position queries that "all positions in the range [pos_min, pos_max] are '
+    'guaranteed to be present"; they tell something else'
+)
 
 
 class PositionsFailure(OracleFailure):
@@ -41,5 +44,7 @@ class Positions(Oracle):
                     name = NAME_OF[type(m.op)]
                     because = f"After operation {m.step.op} ({name}) sequence {s} must {wrong[1]}; but its positions are {tuple(m.step.pos[s])}."
                     check = Check(kind="positions", step=m.step.op, seq=s, expected=wrong[0])
-                    bad.append(Violation(oracle=self.name, key=f"positions:{name}", rule=RULE, because=because, check=check))
+                    bad.append(
+                        Violation(oracle=self.name, key=f"positions:{name}", rule=RULE, because=because, check=check)
+                    )
         return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)

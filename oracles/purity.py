@@ -9,7 +9,10 @@ from oracles.base import Oracle, OracleFailure
 from oracles.verdict import Check, Verdict, Violation
 from subjects.scenario import Ask, Decode, Draft, Op, Reopen, Scenario
 
-RULE = "llama.h says that these calls return a size, a position or a property; a program that makes them computes something else than one that does not"
+RULE = (
+    "llama.h says that these calls return a size, a position or a property; a program that makes them "
+    "computes something else than one that does not"
+)
 
 
 class PurityFailure(OracleFailure):
@@ -17,7 +20,8 @@ class PurityFailure(OracleFailure):
 
 
 class Purity(Oracle):
-    """Runs the program a second time with queries sprinkled in; both runs make the same decodes, so all rows must be equal bit for bit."""
+    """Runs the program a second time with queries sprinkled in; both runs make the same decodes, so all rows must "
+    "be equal bit for bit."""
 
     name = "purity"
     title = "query purity"
@@ -39,7 +43,12 @@ class Purity(Oracle):
             if isinstance(op, Ask):
                 continue
             seq = i % n_seq
-            ops += [Ask(what="size", seq=seq, flags=i % 2), Ask(what="can_shift"), Ask(what="size_all"), Ask(what="positions", seq=seq)]
+            ops += [
+                Ask(what="size", seq=seq, flags=i % 2),
+                Ask(what="can_shift"),
+                Ask(what="size_all"),
+                Ask(what="positions", seq=seq),
+            ]
         return msgspec.structs.replace(scenario, ops=tuple(ops))
 
     def compare(self, account: Account, variant: Account) -> Verdict:
@@ -54,12 +63,24 @@ class Purity(Oracle):
             return Verdict(oracle=self.name, compared=len(x))
         row = int((x.view("u4") != y.view("u4")).any(axis=1).argmax())
         step = next(
-            m.step.op for m in account.ledger.moments if isinstance(m.op, Decode | Draft) for q in m.step.batches if q.first >= 0 and row < q.first + sum(r.out for r in q.rows)
+            m.step.op
+            for m in account.ledger.moments
+            if isinstance(m.op, Decode | Draft)
+            for q in m.step.batches
+            if q.first >= 0 and row < q.first + sum(r.out for r in q.rows)
         )
         because = (
-            f"The program was run with and without queries between its operations; output row {row} (operation {step}) must be equal bit for "
+            f"The program was run with and without queries between its operations; output row {row} (operation "
+            f"{step}) must be equal bit for "
             f"bit, but differs by up to {float(abs(x[row] - y[row]).max()):.3g}."
         )
         check = Check(kind="rows", step=step, row=row, ref_row=row, band=0.0, reference=variant.ledger.scenario)
-        found = Violation(oracle=self.name, key="purity", rule=RULE, because=because, check=check, error=float(abs(x[row] - y[row]).max()))
+        found = Violation(
+            oracle=self.name,
+            key="purity",
+            rule=RULE,
+            because=because,
+            check=check,
+            error=float(abs(x[row] - y[row]).max()),
+        )
         return Verdict(oracle=self.name, violations=(found,), compared=len(x))

@@ -1,6 +1,7 @@
 """References: what an honest library gives for a history, computed in clean contexts.
 
-Solo: the history of one sequence, in the batches that decoded it, alone in a context of its own. Twin: the same program with the rows that did not
+Solo: the history of one sequence, in the batches that decoded it, alone in a context of its own. Twin: the same
+program with the rows that did not
 survive left out, so that the batches of the other sequences keep their composition.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oracles.ledger import Edit, Item, Ledger, RowClaim, count_outputs
-from subjects.scenario import OPEN, ContextParams, Decode, Edge, ModelRef, Op, Part, Scenario, SeqAdd, SeqDiv, SeqRm
+from subjects.scenario import OPEN, AnyOp, ContextParams, Decode, Edge, ModelRef, Part, Scenario, SeqAdd, SeqDiv, SeqRm
 from subjects.trace import Floats, Trace
 
 Key = tuple[ContextParams, int, tuple[Item, ...]]
@@ -23,7 +24,7 @@ def _edge(p: int) -> Edge:
     return OPEN if p < 0 else Edge(at="start", d=p)
 
 
-def _op(seq: int, item: Item) -> Op:
+def _op(seq: int, item: Item) -> AnyOp:
     if isinstance(item, Edit):
         lo, hi = _edge(item.args[0]), _edge(item.args[1])
         if item.call == "seq_rm":
@@ -36,11 +37,12 @@ def _op(seq: int, item: Item) -> Op:
 
 def solo(model: ModelRef, params: ContextParams, seq: int, chain: Sequence[Item]) -> Scenario:
     """The program that decodes one history in a clean context, same parameters and sequence id."""
-    return Scenario(model=model, params=params, ops=tuple(_op(seq, item) for item in chain), note="reference: solo")  # type: ignore[arg-type]
+    return Scenario(model=model, params=params, ops=tuple(_op(seq, item) for item in chain), note="reference: solo")
 
 
 def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:
-    """The program's own batches with only the rows of `claim`'s surviving history and of the other sequences, None where another
+    """The program's own batches with only the rows of `claim`'s surviving history and of the other sequences, None
+    where another
     sequence went through more than decodes (its rows would then not mean the same).
 
     The claim's row is the last output row of its sequence in it, and the last of the program.
@@ -48,7 +50,7 @@ def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:
     alive = {(i.start + j): t for i in claim.chain if not isinstance(i, Edit) for j, t in enumerate(i.tokens)}
     if any(isinstance(i, Edit) for i in claim.chain):
         return None
-    ops: list[Op] = []
+    ops: list[AnyOp] = []
     at = 0
     for m in ledger.moments:
         if m.step.op > claim.step:
@@ -62,14 +64,15 @@ def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:
             for seq in dict.fromkeys(r.seq for r in batch.rows):
                 rows = [r for r in batch.rows if r.seq == seq]
                 if seq == claim.seq:
-                    # only the pass that computed the surviving tokens counts, so take rows in order as they extend the history
+                    # only the pass that computed the surviving tokens counts, so take rows in order as they extend the
+                    # history
                     rows = [r for r in rows if r.pos == at and alive.get(r.pos) == r.token and (at := at + 1)]
                 if rows:
                     parts.append(Part(seq=seq, n=len(rows), tokens=tuple(r.token for r in rows), out="all"))
             if parts:
                 ops.append(Decode(parts=tuple(parts)))
             if at > claim.pos:
-                return Scenario(model=ledger.scenario.model, params=m.params, ops=tuple(ops), note="reference: twin")  # type: ignore[arg-type]
+                return Scenario(model=ledger.scenario.model, params=m.params, ops=tuple(ops), note="reference: twin")
     return None
 
 
@@ -82,7 +85,8 @@ class Rows:
 
 
 class References:
-    """Solo references by history, remembered: a chain answers for all its beginnings. Not for other models than its own.
+    """Solo references by history, remembered: a chain answers for all its beginnings. Not for other models than its
+    own.
 
     Bounded by bytes, oldest out first.
     """
@@ -93,7 +97,8 @@ class References:
         self._limit = limit_bytes
 
     def get(self, key: Key) -> Rows | None:
-        """Rows of a chain (perhaps more than it has, when it is the beginning of a longer one), None when not computed."""
+        """Rows of a chain (perhaps more than it has, when it is the beginning of a longer one), None when not "
+        "computed."""
         hit = self._rows.get(key)
         return hit[0] if hit else None
 

@@ -9,8 +9,13 @@ from oracles.rows import NAME_OF, row_violation, where
 from oracles.verdict import Check, Verdict, Violation
 from subjects.scenario import ON_DEVICE, PARTIAL, Restore, RestoreAll
 
-RULE_TAKEN = 'llama.h says of the result "Positive: Ok, Zero: Failed to load"; a state saved under the same parameters was not taken back'
-RULE_HALF = "llama.h is silent on what a refused restore leaves; only the state before or an empty sequence can be worked with"
+RULE_TAKEN = (
+    'llama.h says of the result "Positive: Ok, Zero: Failed to load"; a state saved under the same '
+    "parameters was not taken back"
+)
+RULE_HALF = (
+    "llama.h is silent on what a refused restore leaves; only the state before or an empty sequence can be worked with"
+)
 
 
 class RefusalFailure(OracleFailure):
@@ -55,20 +60,26 @@ class Refusal(Oracle):
         if not m.step.rc and m.must_accept:
             route = ("device" if slot.flags & ON_DEVICE else slot.medium) + ("-partial" if slot.flags & PARTIAL else "")
             because = (
-                f"Operation {m.step.op} restores a state that was saved under the same parameters, unchanged, and there is room for it, so it must be "
+                f"Operation {m.step.op} restores a state that was saved under the same parameters, unchanged, and "
+                f"there is room for it, so it must be "
                 f"taken; but it was refused."
             )
             check = Check(kind="answer", step=m.step.op, expected=(m.step.blobs[0].size,))
-            return Violation(oracle=self.name, key=f"refusal:good:{name}:{route}", rule=RULE_TAKEN, because=because, check=check)
+            return Violation(
+                oracle=self.name, key=f"refusal:good:{name}:{route}", rule=RULE_TAKEN, because=because, check=check
+            )
         if m.step.rc:
             return None
-        changed = [s for s in m.touched if isinstance(m.before.get(s), History) and isinstance(m.after.get(s), Undefined)]
+        changed = [
+            s for s in m.touched if isinstance(m.before.get(s), History) and isinstance(m.after.get(s), Undefined)
+        ]
         emptied = [s for s in m.touched if m.step.pos[s] == (-1, -1) and m.pos_before[s] != (-1, -1)]
         kept = [s for s in m.touched if m.step.pos[s] != (-1, -1)]
         if changed or (emptied and kept and isinstance(m.op, RestoreAll)):
             s = (changed or kept)[0]
             because = (
-                f"Operation {m.step.op} was refused, so sequence {s} must be as it was, positions {m.pos_before[s]}, or empty (and all sequences alike); "
+                f"Operation {m.step.op} was refused, so sequence {s} must be as it was, positions {m.pos_before[s]}, "
+                f"or empty (and all sequences alike); "
                 f"but it has positions {m.step.pos[s]}."
             )
             check = Check(kind="positions", step=m.step.op, seq=s, expected=m.pos_before[s])

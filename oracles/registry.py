@@ -19,12 +19,22 @@ from oracles.removal import Removal
 ORACLES: tuple[Oracle, ...] = tuple(
     sorted(
         (
-            Liveness(), DecodeCodes(), Refusal(), Removal(), Isolation(), BlobContract(), Purity(), HiddenState(), DraftTokens(),
-            FirstToken(), Positions(), Logits(),
+            Liveness(),
+            DecodeCodes(),
+            Refusal(),
+            Removal(),
+            Isolation(),
+            BlobContract(),
+            Purity(),
+            HiddenState(),
+            DraftTokens(),
+            FirstToken(),
+            Positions(),
+            Logits(),
         ),
         key=lambda o: o.rank,
     )
-)  # fmt: skip
+)
 OBSERVATIONS = frozenset(o for oracle in ORACLES for o in oracle.observations)
 
 

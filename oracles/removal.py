@@ -1,19 +1,28 @@
-"""Removal honesty: seq_rm that says true has removed exactly that, in every part; one that says false has changed nothing."""
+"""Removal honesty: seq_rm that says true has removed exactly that, in every part; one that says false has changed "
+"nothing."""
 
 from __future__ import annotations
 
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
 from oracles.expect import position_error
-from oracles.ledger import History, HalfRestored, Moment
+from oracles.ledger import HalfRestored, History, Moment
 from oracles.rows import row_violation, where
 from oracles.verdict import Check, Verdict, Violation
 from subjects.scenario import SeqKeep, SeqRm
 
-RULE_TRUE = 'llama.h says that seq_rm "Removes all tokens that belong to the specified sequence and have positions in [p0, p1)"; it returned true'
+RULE_TRUE = (
+    'llama.h says that seq_rm "Removes all tokens that belong to the specified sequence and have '
+    'positions in [p0, p1)"; it returned true'
+)
 RULE_WHOLE = 'llama.h says "Removing a whole sequence never fails"'
-RULE_FALSE = 'llama.h says that seq_rm "Returns false if a partial sequence cannot be removed"; it returned false and changed the sequence'
-RULE_PART = "llama.h is silent on heads and middles of recurrent states; a state cannot forget them, yet seq_rm returned true"
+RULE_FALSE = (
+    'llama.h says that seq_rm "Returns false if a partial sequence cannot be removed"; it returned false '
+    "and changed the sequence"
+)
+RULE_PART = (
+    "llama.h is silent on heads and middles of recurrent states; a state cannot forget them, yet seq_rm returned true"
+)
 RULE_KEEP = 'llama.h says that seq_keep "Removes all tokens that do not belong to the specified sequence"'
 
 
@@ -47,11 +56,15 @@ class Removal(Oracle):
             if r.wrong:
                 said = "true" if shaper[1].step.rc else "false"
                 because = (
-                    f"seq_rm{tuple(shaper[1].step.args)} returned {said}, so {where(account, r)} must be what a clean context gives for the "
-                    f"tokens that are left; but its logits are off by up to {r.error:.3g} (NMSE {r.nmse:.2g}), top token {r.token} instead of {r.expected}."
+                    f"seq_rm{tuple(shaper[1].step.args)} returned {said}, so {where(account, r)} must be what a "
+                    f"clean context gives for the "
+                    f"tokens that are left; but its logits are off by up to {r.error:.3g} (NMSE {r.nmse:.2g}), top "
+                    f"token {r.token} instead of {r.expected}."
                 )
                 rule = RULE_TRUE if shaper[1].step.rc else RULE_FALSE
-                bad.append(row_violation(self.name, account, r, key=f"removal:{said}:state", rule=rule, because=because))
+                bad.append(
+                    row_violation(self.name, account, r, key=f"removal:{said}:state", rule=rule, because=because)
+                )
         return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
 
     def _answer(self, m: Moment, account: Account) -> Violation | None:
@@ -62,7 +75,9 @@ class Removal(Oracle):
             because = f"seq_rm({m.op.seq}, {p0}, {p1}) removes a whole sequence, so it must return true; but it returned false."
             check = Check(kind="answer", step=m.step.op, seq=m.op.seq, expected=(1,))
             every = "any" if m.op.seq < 0 else "one"
-            return Violation(oracle=self.name, key=f"removal:refused-whole:{every}", rule=RULE_WHOLE, because=because, check=check)
+            return Violation(
+                oracle=self.name, key=f"removal:refused-whole:{every}", rule=RULE_WHOLE, because=because, check=check
+            )
         has_recurrent = m.facts.recurrent or m.facts.hybrid
         if m.step.rc and has_recurrent and not whole:
             for s in m.touched:
@@ -72,11 +87,19 @@ class Removal(Oracle):
                 gone = [p for p in held if max(p0, 0) <= p < end]
                 if gone and len(gone) < len(held) and gone[-1] != held[-1]:
                     because = (
-                        f"seq_rm({m.op.seq}, {p0}, {p1}) asks for positions {gone[0]}..{gone[-1]} of a sequence that goes on to {held[-1]}; "
+                        f"seq_rm({m.op.seq}, {p0}, {p1}) asks for positions {gone[0]}..{gone[-1]} of a sequence that "
+                        f"goes on to {held[-1]}; "
                         f"its recurrent state still contains them, so it must return false; but it returned true."
                     )
                     check = Check(kind="answer", step=m.step.op, seq=s, expected=(0,))
-                    return Violation(oracle=self.name, key="removal:partial-true", rule=RULE_PART, because=because, check=check, kind="contract")
+                    return Violation(
+                        oracle=self.name,
+                        key="removal:partial-true",
+                        rule=RULE_PART,
+                        because=because,
+                        check=check,
+                        kind="contract",
+                    )
         return None
 
     def _positions(self, m: Moment) -> list[Violation]:

@@ -22,7 +22,9 @@ def suspects(account: Account, row: Compared) -> tuple[int, ...]:
     if own:
         return own
     return tuple(
-        m.step.op for m in reversed(account.ledger.moments) if not m.step.batches and m.step.op < row.claim.step and m.touched
+        m.step.op
+        for m in reversed(account.ledger.moments)
+        if not m.step.batches and m.step.op < row.claim.step and m.touched
     )
 
 
@@ -33,7 +35,9 @@ def row_violation(
     c = row.claim
     reference = solo(account.ledger.scenario.model, c.params, c.seq, c.chain)
     band = row.hidden_band if hidden else row.band
-    check = Check(kind="rows", step=c.step, seq=c.seq, row=c.row, ref_row=c.ref_row, band=band, hidden=hidden, reference=reference)
+    check = Check(
+        kind="rows", step=c.step, seq=c.seq, row=c.row, ref_row=c.ref_row, band=band, hidden=hidden, reference=reference
+    )
     return Violation(
         oracle=oracle,
         key=key,

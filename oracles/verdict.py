@@ -15,12 +15,16 @@ from subjects.scenario import Scenario
 class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The one comparison that shows a violation, in terms of the trace, so that a plain program can repeat it.
 
-    rows: output row `row` of the subject must equal row `ref_row` of `reference` (a program for a clean context) within `band`, the
+    rows: output row `row` of the subject must equal row `ref_row` of `reference` (a program for a clean context)
+    within `band`, the
     largest allowed absolute difference; `hidden` compares embedding rows instead of logits.
     positions: after step `step` sequence `seq` must have (pos_min, pos_max) = `expected`.
-    answer: step `step` must return one of `expected` (bool as 0/1; for saves and restores: the byte count, 0 means refused).
-    blob: in step `step`, numbers `expected` = [a, b]: blobs a and b must have the same bytes (`what` "bytes"), or blob a's size must
-    equal what was moved (`what` "size").
+    answer: step `step` must return one of `expected` (bool as 0/1; for saves and restores: the byte count, 0 means
+    refused).
+    blob: in step `step`, numbers `expected` = [a, b]: blobs a and b must have the same bytes (`what` "bytes"), or
+    blob a's size must
+    equal what was moved (`what` "size"); "counts" compares the bytes in any order, "neighbour" the last blobs of
+    steps a and b.
     alive: the program must end by itself; it dies (or hangs) in step `step`.
     """
 
@@ -39,9 +43,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """One broken expectation.
 
-    key: what two violations share when they are the same fault seen by the same oracle, apart from memory kind and culprit.
-    rule: first line of a report, "llama.h says ..." or "llama.h is silent; ...". because: the argument ("X must equal Y because ...;
-    but ..."). error / band: measured sizes where rows were compared (0 otherwise). suspects: scenario operations that may have
+    key: what two violations share when they are the same fault seen by the same oracle, apart from memory kind and
+    culprit.
+    rule: first line of a report, "llama.h says ..." or "llama.h is silent; ...". because: the argument ("X must equal
+    Y because ...;
+    but ..."). error / band: measured sizes where rows were compared (0 otherwise). suspects: scenario operations that
+    may have
     broken it, latest first.
     """
 
@@ -58,7 +65,8 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What one oracle says about one run. `compared` counts judged comparisons; `unknown` counts those that could not be judged."""
+    """What one oracle says about one run. `compared` counts judged comparisons; `unknown` counts those that could "
+    "not be judged."""
 
     oracle: str
     violations: tuple[Violation, ...] = ()

@@ -1,11 +1,15 @@
 """The child side of the sandbox: a zygote that loads library and models, and workers forked from it that run scenarios.
 
-The zygote never decodes, because a process that has decoded must not fork (OpenMP threads hang in the copy). When a worker dies,
+The zygote never decodes, because a process that has decoded must not fork (OpenMP threads hang in the copy). When a
+worker dies,
 however it dies, the zygote tells the parent and forks the next one in a few milliseconds.
 
-Wire format, all little endian: a frame is `u32 length, payload`. Requests (parent to worker, on `requests`) are msgpack arrays of
-Job. Answers go, frame by frame, into a memory file that parent and child share (a frame there is `u32 length, u8 kind, payload`), so that
-everything up to a crash survives it; then one byte goes through `replies`. Control frames (zygote to parent) say that a worker began
+Wire format, all little endian: a frame is `u32 length, payload`. Requests (parent to worker, on `requests`) are
+msgpack arrays of
+Job. Answers go, frame by frame, into a memory file that parent and child share (a frame there is `u32 length, u8
+kind, payload`), so that
+everything up to a crash survives it; then one byte goes through `replies`. Control frames (zygote to parent) say that
+a worker began
 or how it ended.
 """
 
@@ -32,7 +36,8 @@ RUN, FACTS, STEP, LOGITS, HIDDEN, REFUSED, END = range(7)
 
 
 class Job(msgspec.Struct, array_like=True):
-    """One scenario to run. `fresh`: in contexts that no other program has used. `fault`: name of a planted fault, or empty."""
+    """One scenario to run. `fresh`: in contexts that no other program has used. `fault`: name of a planted fault, "
+    "or empty."""
 
     scenario: Scenario
     model: str
@@ -169,7 +174,9 @@ class _Worker:
 
 def _die_with_parent() -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: no orphan survives a kill -9 of the parent
+        ctypes.CDLL(None).prctl(
+            1, signal.SIGKILL, 0, 0, 0
+        )  # PR_SET_PDEATHSIG: no orphan survives a kill -9 of the parent
 
 
 def _serve(shim: Shim, models: dict[tuple[str, int], int], requests: _Pipe, replies: int, answers: _Recorder) -> None:
@@ -197,7 +204,11 @@ def main(argv: list[str]) -> None:
         for path, layers in setup.models:
             handle = shim.load_model(Path(path), layers)
             if handle is None:
-                control.write(_ENCODE(Control("failed", text=f"the library does not load {path}: {'; '.join(shim.take_log()[-3:])}")))
+                control.write(
+                    _ENCODE(
+                        Control("failed", text=f"the library does not load {path}: {'; '.join(shim.take_log()[-3:])}")
+                    )
+                )
                 return
             models[path, layers] = handle
     except Exception as e:

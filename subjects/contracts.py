@@ -133,8 +133,8 @@ CONTRACTS: dict[str, Contract] = {
             "llama_state_seq_get_size_ext, llama_state_seq_get_data_ext, llama_state_seq_save_file",
             owes=(
                 _ids("save"),
-                _h("save.flags", "only the documented flag bits", "LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY 1, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE 2"),
-                _h("save.file-flags", "files take no flags", "llama_state_seq_save_file(ctx, filepath, seq_id, tokens, n_token_count)"),
+                _h("save.flags", "only the documented flag bits", "#define LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY 1; #define LLAMA_STATE_SEQ_FLAGS_ON_DEVICE 2"),
+                _h("save.file-flags", "files take no flags", "LLAMA_API size_t llama_state_seq_save_file( struct llama_context * ctx, const char * filepath, llama_seq_id seq_id, const llama_token * tokens, size_t n_token_count)"),
             ),
             gets=(
                 _h("save.size", "the size asked for is the size written", "Get the exact size needed to copy the state of a single sequence"),
@@ -532,7 +532,10 @@ def render() -> str:
             for clause in clauses:
                 lines.append(f"    {clause.id}: {clause.text}")
                 lines += textwrap.wrap(
-                    f"{VERDICT[clause.says]}: {clause.source}", 118, initial_indent="      ", subsequent_indent="      "
+                    f"{VERDICT[clause.says]}: {clause.source.removeprefix('llama.h: ')}",
+                    118,
+                    initial_indent="      ",
+                    subsequent_indent="      ",
                 )
         lines += textwrap.wrap("forms: " + "; ".join(c.forms), 118, initial_indent="  ", subsequent_indent="    ")
         lines.append("")

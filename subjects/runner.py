@@ -1,9 +1,12 @@
 """Runs one scenario on the library: resolves its symbols, makes the calls, and emits what was answered.
 
-The runner knows how to call llama.cpp and nothing about right and wrong. It keeps a cursor, the next free position of every
-sequence, only to turn "append 5 tokens" into positions; what a sequence must hold is the ledger's business (`oracles.ledger`).
+The runner knows how to call llama.cpp and nothing about right and wrong. It keeps a cursor, the next free position of
+every
+sequence, only to turn "append 5 tokens" into positions; what a sequence must hold is the ledger's business
+(`oracles.ledger`).
 
-Everything is emitted twice: before a call (so that a call that never returns is known, with its resolved arguments) and after it.
+Everything is emitted twice: before a call (so that a call that never returns is known, with its resolved arguments)
+and after it.
 """
 
 from __future__ import annotations
@@ -89,7 +92,8 @@ class Outcome:
 
 @dataclass
 class Runner:
-    """One scenario on one context. `take` hands out a context for parameters (fresh or pooled), `give` takes one back."""
+    """One scenario on one context. `take` hands out a context for parameters (fresh or pooled), `give` takes one "
+    "back."""
 
     shim: Shim
     model: int
@@ -122,7 +126,8 @@ class Runner:
                 if slot.fd >= 0:
                     os.close(slot.fd)
         last = next((op for op in reversed(scenario.ops) if not isinstance(op, Ask)), None)
-        # Copies between streams and position shifts wait for the next decode; a context that still owes one is not reused.
+        # Copies between streams and position shifts wait for the next decode; a context that still owes one is not
+        # reused.
         settled = isinstance(last, Decode | Draft)
         return Outcome(self.ctx, self.params, self.clean and settled)
 
@@ -171,7 +176,9 @@ class Runner:
                 ]
             )
             if 0 <= part.seq < self.n_seq:
-                self.next_pos[part.seq] += len(tokens)  # a second part of the same sequence goes on; _follow has the last word
+                self.next_pos[part.seq] += len(
+                    tokens
+                )  # a second part of the same sequence goes on; _follow has the last word
         if not interleave:
             return [r for rows in lists for r in rows]
         depth = max((len(rows) for rows in lists), default=0)
@@ -184,7 +191,12 @@ class Runner:
         step.batches.append(batch)
         self.sink.step(step)
         batch.rc = self.shim.decode(
-            self.ctx, [r.token for r in rows], [r.pos for r in rows], [r.seq for r in rows], [r.out for r in rows], abort_after
+            self.ctx,
+            [r.token for r in rows],
+            [r.pos for r in rows],
+            [r.seq for r in rows],
+            [r.out for r in rows],
+            abort_after,
         )
         if batch.rc == 0 and any(r.out for r in rows):
             first = self.n_rows
@@ -289,7 +301,11 @@ class Runner:
                 step.value = int(tuple(tokens) == FILE_TOKENS)
                 moved = len(slot.blob) if seq is None and step.rc else step.rc
             else:
-                moved = self.shim.all_set(self.ctx, slot.blob) if seq is None else self.shim.seq_set(self.ctx, seq, slot.flags, slot.blob)
+                moved = (
+                    self.shim.all_set(self.ctx, slot.blob)
+                    if seq is None
+                    else self.shim.seq_set(self.ctx, seq, slot.flags, slot.blob)
+                )
                 step.rc = moved
             step.blobs.append(_blob(len(slot.blob), moved, slot.blob))
         if not step.rc:
@@ -297,7 +313,9 @@ class Runner:
         elif resave and slot.medium == "buffer" and not slot.flags & ON_DEVICE:
             size, moved, data = self._get(seq, slot.flags)
             step.blobs.append(_blob(size, moved, data))
-            if data != slot.blob:  # cells may have moved: a digest that does not depend on their order is worth its time
+            if (
+                data != slot.blob
+            ):  # cells may have moved: a digest that does not depend on their order is worth its time
                 step.blobs[-1].counts, step.blobs[-2].counts = _histogram(data), _histogram(slot.blob)
 
     def _do_restore(self, op: Restore, step: Step) -> None:
@@ -387,7 +405,8 @@ class Runner:
     # --- the cursor ---------------------------------------------------------------------------------------------------
 
     def _follow(self, op: Op, step: Step) -> None:
-        """Move the cursor as the operation says it did; where only the library knows (edits, refusals), ask its positions."""
+        """Move the cursor as the operation says it did; where only the library knows (edits, refusals), ask its "
+        "positions."""
         told = [hi + 1 for _, hi in step.pos]
         match op:
             case Decode() if step.rc == 2 or (step.rc or 0) < -1:

@@ -1,7 +1,9 @@
 """The parent side of the sandbox: hands scenarios to a child and gets traces back, whatever the child does.
 
-One Sandbox is one zygote with one live worker. A worker that aborts, throws, hangs or runs out of memory costs the scenario that
-it ran and nothing else; the zygote forks the next one in milliseconds. Everything that the child said up to its end is in the trace.
+One Sandbox is one zygote with one live worker. A worker that aborts, throws, hangs or runs out of memory costs the
+scenario that
+it ran and nothing else; the zygote forks the next one in milliseconds. Everything that the child said up to its end
+is in the trace.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class SandboxError(RuntimeError):
 
 @dataclass
 class Limits:
-    """What a child may use. `memory_mb` is address space, 0 for none; `hang` fixes the time limit instead of measuring it."""
+    """What a child may use. `memory_mb` is address space, 0 for none; `hang` fixes the time limit instead of "
+    "measuring it."""
 
     memory_mb: int = 4096
     hang: float | None = None
@@ -68,7 +71,8 @@ class Stats:
 class Sandbox:
     """A place where scenarios run.
 
-    shim: compiled shim (subjects.builds). models: (path, n_gpu_layers) to load before the first fork. in_flight: called with the
+    shim: compiled shim (subjects.builds). models: (path, n_gpu_layers) to load before the first fork. in_flight:
+    called with the
     scenario that is about to run, to put it where a kill of this process cannot lose it.
 
     Raises SandboxError when the library or a model cannot be loaded.
@@ -87,7 +91,13 @@ class Sandbox:
         self.limits = limits or Limits()
         self.in_flight = in_flight
         self.stats = Stats()
-        self._env = {**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
+        self._env = {
+            **os.environ,
+            "GGML_NO_BACKTRACE": "1",
+            "OMP_WAIT_POLICY": "passive",
+            "PYTHONPATH": str(ROOT),
+            **(env or {}),
+        }
         self._start()
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -164,7 +174,9 @@ class Sandbox:
         """Run one scenario and return its trace; never raises for anything that the library does."""
         return self.run_many([scenario], model, fresh=fresh, fault=fault)[0]
 
-    def run_many(self, scenarios: Sequence[Scenario], model: Path, *, fresh: bool = True, fault: str = "") -> list[Trace]:
+    def run_many(
+        self, scenarios: Sequence[Scenario], model: Path, *, fresh: bool = True, fault: str = ""
+    ) -> list[Trace]:
         """Run several scenarios in one round trip. Where one ends the worker, the rest runs in the next worker."""
         traces: list[Trace] = []
         while len(traces) < len(scenarios):

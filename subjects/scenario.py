@@ -1,11 +1,15 @@
 """Scenarios: the programs that redraft runs on llama.cpp, as plain data.
 
-A scenario is a model, the parameters of a context and a list of operations. It is a tagged union of msgspec structs with
-strict JSON (unknown keys, duplicate keys and NaN are refused) and a version, so that a file of today is either read as it was
+A scenario is a model, the parameters of a context and a list of operations. It is a tagged union of msgspec structs
+with
+strict JSON (unknown keys, duplicate keys and NaN are refused) and a version, so that a file of today is either read
+as it was
 meant or refused.
 
-Positions and tokens are symbolic where a reducer must be able to drop an operation and keep the rest meaningful: "append 5
-tokens of stream 3 to sequence 0", "cut the last 2". `subjects.runner` resolves them while it runs, and the trace records what
+Positions and tokens are symbolic where a reducer must be able to drop an operation and keep the rest meaningful:
+"append 5
+tokens of stream 3 to sequence 0", "cut the last 2". `subjects.runner` resolves them while it runs, and the trace
+records what
 they became.
 """
 
@@ -34,7 +38,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Base of everything that is stored: immutable, strict, compared by value."""
 
 
-class Edge(Record):
+class Edge(Record, frozen=True):
     """One end of a position range, relative to the sequence it is applied to.
 
     `start` is position 0 plus `d`; `end` is the sequence's next free position plus `d` (so `end`-2 begins the last two
@@ -48,10 +52,11 @@ class Edge(Record):
 OPEN = Edge()
 
 
-class Part(Record):
+class Part(Record, frozen=True):
     """The rows of one sequence in one batch: `n` tokens of `stream` at the next positions, or the given `tokens`.
 
-    `tokens` is what references and reproducers use; generated programs use streams, so that history stays meaningful when
+    `tokens` is what references and reproducers use; generated programs use streams, so that history stays meaningful
+    when
     the reducer drops an operation.
     """
 
@@ -62,11 +67,11 @@ class Part(Record):
     tokens: tuple[int, ...] | None = None
 
 
-class Op(Record, tag_field="op"):
+class Op(Record, frozen=True, tag_field="op"):
     """One operation of a program; the subclasses are the whole vocabulary."""
 
 
-class Decode(Op, tag="decode"):
+class Decode(Op, frozen=True, tag="decode"):
     """One llama_decode of one or several sequences.
 
     `interleave` orders the rows round robin over the parts instead of part after part. `abort_after` makes the abort
@@ -78,7 +83,7 @@ class Decode(Op, tag="decode"):
     abort_after: int | None = None
 
 
-class Draft(Op, tag="draft"):
+class Draft(Op, frozen=True, tag="draft"):
     """Greedy redraft: `n` single-token decodes of one sequence, each feeding the arg max of the row before.
 
     The first token is `stream`'s token at the next position, so a draft needs no earlier output.
@@ -89,7 +94,7 @@ class Draft(Op, tag="draft"):
     stream: int = 0
 
 
-class Save(Op, tag="save"):
+class Save(Op, frozen=True, tag="save"):
     """llama_state_seq_get_data_ext (or _save_file) of one sequence into a host slot. `again` saves twice in a row."""
 
     seq: int
@@ -99,7 +104,7 @@ class Save(Op, tag="save"):
     again: bool = False
 
 
-class Restore(Op, tag="restore"):
+class Restore(Op, frozen=True, tag="restore"):
     """llama_state_seq_set_data_ext (or _load_file) of a slot into sequence `seq`, with the flags of the slot.
 
     `times` restores several times in a row; `resave` saves the sequence again afterwards (same flags) for comparison.
@@ -111,7 +116,7 @@ class Restore(Op, tag="restore"):
     resave: bool = False
 
 
-class SaveAll(Op, tag="save_all"):
+class SaveAll(Op, frozen=True, tag="save_all"):
     """llama_state_get_data (or llama_state_save_file): the whole context into a slot."""
 
     slot: int
@@ -119,7 +124,7 @@ class SaveAll(Op, tag="save_all"):
     again: bool = False
 
 
-class RestoreAll(Op, tag="restore_all"):
+class RestoreAll(Op, frozen=True, tag="restore_all"):
     """llama_state_set_data (or llama_state_load_file) of a whole-context slot."""
 
     slot: int
@@ -127,7 +132,7 @@ class RestoreAll(Op, tag="restore_all"):
     resave: bool = False
 
 
-class SeqRm(Op, tag="seq_rm"):
+class SeqRm(Op, frozen=True, tag="seq_rm"):
     """llama_memory_seq_rm; `seq` -1 means every sequence."""
 
     seq: int
@@ -135,7 +140,7 @@ class SeqRm(Op, tag="seq_rm"):
     hi: Edge = OPEN
 
 
-class SeqCp(Op, tag="seq_cp"):
+class SeqCp(Op, frozen=True, tag="seq_cp"):
     """llama_memory_seq_cp."""
 
     src: int
@@ -144,13 +149,13 @@ class SeqCp(Op, tag="seq_cp"):
     hi: Edge = OPEN
 
 
-class SeqKeep(Op, tag="seq_keep"):
+class SeqKeep(Op, frozen=True, tag="seq_keep"):
     """llama_memory_seq_keep."""
 
     seq: int
 
 
-class SeqAdd(Op, tag="seq_add"):
+class SeqAdd(Op, frozen=True, tag="seq_add"):
     """llama_memory_seq_add."""
 
     seq: int
@@ -159,7 +164,7 @@ class SeqAdd(Op, tag="seq_add"):
     hi: Edge = OPEN
 
 
-class SeqDiv(Op, tag="seq_div"):
+class SeqDiv(Op, frozen=True, tag="seq_div"):
     """llama_memory_seq_div."""
 
     seq: int
@@ -168,20 +173,21 @@ class SeqDiv(Op, tag="seq_div"):
     hi: Edge = OPEN
 
 
-class Clear(Op, tag="clear"):
+class Clear(Op, frozen=True, tag="clear"):
     """llama_memory_clear."""
 
     data: bool = True
 
 
-class Reopen(Op, tag="reopen"):
+class Reopen(Op, frozen=True, tag="reopen"):
     """Free the context and make a new one, with `params` if given. Host slots survive, device snapshots do not."""
 
     params: ContextParams | None = None
 
 
-class Corrupt(Op, tag="corrupt"):
-    """Change the saved bytes of a slot, in place: `at` is a fraction of its length in 1/1000, `n` an amount or a value."""
+class Corrupt(Op, frozen=True, tag="corrupt"):
+    """Change the saved bytes of a slot, in place: `at` is a fraction of its length in 1/1000, `n` an amount or a "
+    "value."""
 
     slot: int
     how: Mutation
@@ -189,7 +195,7 @@ class Corrupt(Op, tag="corrupt"):
     n: int = 1
 
 
-class Ask(Op, tag="ask"):
+class Ask(Op, frozen=True, tag="ask"):
     """Read-only queries; they must change nothing."""
 
     what: Query
@@ -198,7 +204,21 @@ class Ask(Op, tag="ask"):
 
 
 AnyOp = (
-    Decode | Draft | Save | Restore | SaveAll | RestoreAll | SeqRm | SeqCp | SeqKeep | SeqAdd | SeqDiv | Clear | Reopen | Corrupt | Ask
+    Decode
+    | Draft
+    | Save
+    | Restore
+    | SaveAll
+    | RestoreAll
+    | SeqRm
+    | SeqCp
+    | SeqKeep
+    | SeqAdd
+    | SeqDiv
+    | Clear
+    | Reopen
+    | Corrupt
+    | Ask
 )
 OP_TYPES: tuple[type[Op], ...] = get_args(AnyOp)
 OP_NAMES: tuple[str, ...] = tuple(str(t.__struct_config__.tag) for t in OP_TYPES)
@@ -208,7 +228,7 @@ KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 GGML_TYPE: dict[str, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
 
 
-class ContextParams(Record):
+class ContextParams(Record, frozen=True):
     """The context parameters that are part of a scenario (llama_context_params); defaults are the strict setting.
 
     Strict means: one thread, flash attention off, F32 K and V, where honest differences are smallest.
@@ -229,8 +249,9 @@ class ContextParams(Record):
     embeddings: bool = False
 
 
-class ModelRef(Record):
-    """What is loaded: a recipe by name, version and seed, or a GGUF by path; the file's hash tells if it is still the same."""
+class ModelRef(Record, frozen=True):
+    """What is loaded: a recipe by name, version and seed, or a GGUF by path; the file's hash tells if it is still "
+    "the same."""
 
     recipe: str | None = None
     version: int = 1
@@ -244,7 +265,7 @@ class ModelRef(Record):
         return self.recipe if self.recipe is not None else (self.path or "?").rsplit("/", 1)[-1]
 
 
-class Scenario(Record):
+class Scenario(Record, frozen=True):
     """A program. `note` is for people and takes no part in `key`."""
 
     model: ModelRef

@@ -42,7 +42,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "rd_all_get": (ct.c_uint64, [ct.c_void_p, ct.c_char_p, ct.c_uint64]),
     "rd_all_set": (ct.c_uint64, [ct.c_void_p, ct.c_char_p, ct.c_uint64]),
     "rd_seq_save_file": (ct.c_uint64, [ct.c_void_p, ct.c_char_p, ct.c_int32, _I32P, ct.c_uint64]),
-    "rd_seq_load_file": (ct.c_uint64, [ct.c_void_p, ct.c_char_p, ct.c_int32, _I32P, ct.c_uint64, ct.POINTER(ct.c_uint64)]),
+    "rd_seq_load_file": (
+        ct.c_uint64,
+        [ct.c_void_p, ct.c_char_p, ct.c_int32, _I32P, ct.c_uint64, ct.POINTER(ct.c_uint64)],
+    ),
     "rd_all_save_file": (ct.c_int32, [ct.c_void_p, ct.c_char_p, _I32P, ct.c_uint64]),
     "rd_all_load_file": (ct.c_int32, [ct.c_void_p, ct.c_char_p, _I32P, ct.c_uint64, ct.POINTER(ct.c_uint64)]),
 }
@@ -116,12 +119,23 @@ class Shim:
         return dict(zip(CONTEXT_FACTS, out, strict=True))
 
     def decode(
-        self, ctx: int, token: Sequence[int], pos: Sequence[int], seq: Sequence[int], out: Sequence[int], abort_after: int | None = None
+        self,
+        ctx: int,
+        token: Sequence[int],
+        pos: Sequence[int],
+        seq: Sequence[int],
+        out: Sequence[int],
+        abort_after: int | None = None,
     ) -> int:
-        """llama_decode of len(token) rows; `abort_after` n lets the abort callback return true at its n-th call (from 0)."""
+        """llama_decode of len(token) rows; `abort_after` n lets the abort callback return true at its n-th call "
+        "(from 0)."""
         n = len(token)
         row = ct.c_int32 * n
-        return int(self._lib.rd_decode(ctx, n, row(*token), row(*pos), row(*seq), bytes(out), -1 if abort_after is None else abort_after))
+        return int(
+            self._lib.rd_decode(
+                ctx, n, row(*token), row(*pos), row(*seq), bytes(out), -1 if abort_after is None else abort_after
+            )
+        )
 
     def logits(self, ctx: int, i: int, n_vocab: int) -> bytes | None:
         """Logits of batch row `i` as n_vocab float32, None where the library gives none."""
@@ -193,7 +207,9 @@ class Shim:
 
     def seq_save_file(self, ctx: int, path: Path, seq: int, tokens: Sequence[int]) -> int:
         """llama_state_seq_save_file: bytes written, 0 failed."""
-        return int(self._lib.rd_seq_save_file(ctx, str(path).encode(), seq, (ct.c_int32 * len(tokens))(*tokens), len(tokens)))
+        return int(
+            self._lib.rd_seq_save_file(ctx, str(path).encode(), seq, (ct.c_int32 * len(tokens))(*tokens), len(tokens))
+        )
 
     def seq_load_file(self, ctx: int, path: Path, seq: int, room: int) -> tuple[int, list[int]]:
         """llama_state_seq_load_file: (bytes read or 0, the tokens stored beside the state)."""
@@ -203,7 +219,9 @@ class Shim:
 
     def all_save_file(self, ctx: int, path: Path, tokens: Sequence[int]) -> int:
         """llama_state_save_file: 1 written, 0 failed."""
-        return int(self._lib.rd_all_save_file(ctx, str(path).encode(), (ct.c_int32 * len(tokens))(*tokens), len(tokens)))
+        return int(
+            self._lib.rd_all_save_file(ctx, str(path).encode(), (ct.c_int32 * len(tokens))(*tokens), len(tokens))
+        )
 
     def all_load_file(self, ctx: int, path: Path, room: int) -> tuple[int, list[int]]:
         """llama_state_load_file: (1 read or 0, the tokens stored beside the state)."""

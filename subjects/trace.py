@@ -1,7 +1,9 @@
 """Traces: what the subject answered, operation by operation, as data that can be stored and judged again.
 
-A trace holds the resolved calls (what symbols became), return codes, positions of every sequence after every operation, sizes and
-hashes of blobs, output rows (float32, apart from the records), warnings, and how the child ended. It comes out of an untrusted
+A trace holds the resolved calls (what symbols became), return codes, positions of every sequence after every
+operation, sizes and
+hashes of blobs, output rows (float32, apart from the records), warnings, and how the child ended. It comes out of an
+untrusted
 child, so it is parsed strictly by msgspec and never unpickled.
 """
 
@@ -30,7 +32,8 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
 class Batch(msgspec.Struct, array_like=True):
     """One llama_decode call: its rows, its return code (None: it never returned), and where its output rows are.
 
-    Output row k (the k-th row with `out`) is row `first + k` of the trace's `logits` (and `hidden`, when the context gives
+    Output row k (the k-th row with `out`) is row `first + k` of the trace's `logits` (and `hidden`, when the context
+    gives
     embeddings); `first` is -1 when nothing was read back.
     """
 
@@ -44,7 +47,8 @@ class Blob(msgspec.Struct, array_like=True):
 
     size: what the size query promised (save) or the length handed in (restore).
     moved: bytes written or read, as returned.
-    sha: first 16 hex digits of the blob's SHA-256. counts: hash of the histogram of its bytes, which does not depend on the order
+    sha: first 16 hex digits of the blob's SHA-256. counts: hash of the histogram of its bytes, which does not depend
+    on the order
     of cells in it (cells may move when they are restored).
     """
 
@@ -57,7 +61,8 @@ class Blob(msgspec.Struct, array_like=True):
 class Step(msgspec.Struct):
     """What one operation became and what was answered.
 
-    op: index in the scenario. args: resolved arguments of the call (ranges, ids, mutation offsets). rc: its return value (bool as
+    op: index in the scenario. args: resolved arguments of the call (ranges, ids, mutation offsets). rc: its return
+    value (bool as
     0/1), None for void. pos: (pos_min, pos_max) of every sequence afterwards. done: False when the call never returned.
     value: the answer of a query.
     """
@@ -102,7 +107,8 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """How the child ended: `ok`, `signal` (code = number), `exit` (code), `hang` (killed by us), `error` (ours: see text)."""
+    """How the child ended: `ok`, `signal` (code = number), `exit` (code), `hang` (killed by us), `error` (ours: see "
+    "text)."""
 
     how: Literal["ok", "signal", "exit", "hang", "error"]
     code: int = 0

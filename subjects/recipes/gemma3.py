@@ -8,7 +8,7 @@ _PERIOD = 3  # every third block is full attention, so this gives two of them
 _WIDTH = 32
 _HIDDEN = 64
 _WINDOW = 16
-_GAIN = 2.0
+_GAIN = 0.6  # at 2.0 the honest split noise is 1.2e-3, a hundred times as much
 
 
 def build() -> tuple[Metadata, Tensors]:
@@ -53,6 +53,6 @@ RECIPE = Recipe(
     window=_WINDOW,
     n_vocab=VOCAB,
     n_embd=_WIDTH,
-    about="window of 16 in blocks 0, 1, 3, 4, full attention in 2, 5; std 3.5, old token 1.7, gap 3.6 (0 %)",
+    about="window of 16 in blocks 0, 1, 3, 4, full attention in 2, 5; honest split noise 2e-5, an old token moves logits by 1.1",
     build=build,
 )

@@ -19,7 +19,7 @@ NAMES = recipes.names()
 GOLDEN = {
     ("deepseek4", 1): "db2c6097c54039eb7940063b15f429d605362a0f0dca06ff3750c37294c4368e",
     ("falcon-h1", 1): "ccf386383eb345703be21b879f16013c252e47f7038f0991e88115edbffb9ad1",
-    ("gemma3", 1): "9fa28cbd8226b9018d3ab9a77dbd0743fd9e0ad78d4a6406e07ff45f81ab6252",
+    ("gemma3", 1): "f96c46f382574afc02879e780a74035fe08434b36720aa295f45413a26554aac",
     ("granitehybrid", 1): "2d405f4e40d01bb04b640084da8a5ecff40cbb9bf5eab1ca3d760fb57955ce73",
     ("jamba", 1): "6c3f3da459a9657c29b3a7af0ed9d64588f3a3b71939c1577351fc320ade941e",
     ("lfm2", 1): "f40931ad7407aaf7d641b65bf67271aa31a30bd608a0fe31191e04a71da80d86",

@@ -7,6 +7,7 @@ kills the process dies by its signal. With `--control` it makes the same calls w
 
 import ctypes
 import os
+import resource
 import sys
 import tempfile
 import traceback
@@ -44,11 +45,16 @@ def context(model: Any, **params: Any) -> Any:
 
 def decode(ctx: Any, seq: int, pos: int, tokens: list[int]) -> int:
     """Decode the tokens of one sequence from `pos` on, as one batch; return llama_decode's answer."""
-    batch = L.llama_batch_init(len(tokens), 0, 1)
-    batch.n_tokens = len(tokens)
-    for i, token in enumerate(tokens):
-        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, pos + i, 1, seq
-        batch.logits[i] = i == len(tokens) - 1
+    return decode_rows(ctx, [(seq, pos + i, token) for i, token in enumerate(tokens)])
+
+
+def decode_rows(ctx: Any, rows: list[tuple[int, int, int]]) -> int:
+    """Decode one batch of (sequence, position, token), with the last row's output; return llama_decode's answer."""
+    batch = L.llama_batch_init(len(rows), 0, 1)
+    batch.n_tokens = len(rows)
+    for i, (seq, pos, token) in enumerate(rows):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, pos, 1, seq
+        batch.logits[i] = i == len(rows) - 1
     rc = L.llama_decode(ctx, batch)
     L.llama_batch_free(batch)
     return rc
@@ -102,6 +108,8 @@ def compare(got: np.ndarray, want: np.ndarray, note: str = "") -> tuple[int, str
 
 def run(main: Callable[[Any, bool], tuple[int, str]]) -> None:
     """Load the model named on the command line, call `main(model, control)`, print its line, exit with its code."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         L.llama_log_set(_keep_callback(), None)
         name = sys.argv[1]

@@ -1,6 +1,6 @@
 """A state saved between seq_add and the next decode has the new positions and the keys of the old ones.
 
-Compared with the same edits without save and restore. The control decodes one token of another sequence before the save.
+Compared with the same edits without save and restore. The control decodes a token of another sequence before.
 """
 
 import llama_cpp.llama_cpp as L

@@ -22,7 +22,7 @@ def main(model, control):
     if control:
         assert decode(ctx, 2, 0, [7]) == 0
     n = restore(ctx, into, blob)
-    want = clean(model, text(16, stream=1 - into if into == 0 else 1) if into else text(16), text(4, stream=2))
+    want = clean(model, text(16, stream=into), text(4, stream=2))
     return compare(follow(ctx, 1, 16, text(4, stream=2)), want, f"restore returned {n} of {len(blob)}")
 
 

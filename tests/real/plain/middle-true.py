@@ -1,6 +1,6 @@
 """seq_rm of a middle returns true with recurrent memory, whose state still holds the removed tokens.
 
-The state of an empty history can not be the same, so the recurrent part of the blob is compared: it has not changed.
+The recurrent part of the saved state (PARTIAL_ONLY) is compared: a state without the removed tokens is another one.
 The control removes a middle that no token is in.
 """
 

@@ -1,0 +1,295 @@
+"""The campaign: starts jobs, listens to their events, shows progress, ends them, and says what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from fuzz import finding as findings
+from fuzz.job import JobConfig, events, summary
+from fuzz.journal import Progress, read_json, write_atomically
+from fuzz.models import Model
+
+FailOn = Literal["new", "any", "never"]
+# How long a job may take to put away what it is at when it is told to stop.
+GRACE = 20.0
+
+
+class CampaignError(RuntimeError):
+    """The campaign cannot be started; the message says what to do."""
+
+
+class Plan(msgspec.Struct, kw_only=True):
+    """What was asked; a resumed campaign must ask the same, apart from how long."""
+
+    models: list[Model]
+    build: str
+    seed: int
+    jobs: int
+    avoid: Literal["auto", "always", "never"]
+    misuse: bool
+    fault: str = ""
+
+
+@dataclass
+class Status:
+    """What is known of a running campaign."""
+
+    out: Path
+    minutes: float | None
+    scenarios: int | None
+    began: float = field(default_factory=time.monotonic)
+    jobs: dict[int, Progress] = field(default_factory=dict)
+    own_rss_kb: dict[int, int] = field(default_factory=dict)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    doing: dict[int, str] = field(default_factory=dict)
+    troubles: list[str] = field(default_factory=list)
+
+    def total(self, name: str) -> int:
+        """Sum of a counter over the jobs."""
+        return sum(int(getattr(p, name)) for p in self.jobs.values())
+
+    def coverage(self) -> dict[str, int]:
+        """Operations by memory kind, over all jobs."""
+        out: dict[str, int] = {}
+        for p in self.jobs.values():
+            for k, n in p.coverage.items():
+                out[k] = out.get(k, 0) + n
+        return out
+
+    @property
+    def seconds(self) -> float:
+        """Fuzzing time, earlier parts of a resumed campaign included."""
+        return max((p.seconds for p in self.jobs.values()), default=0.0)
+
+    @property
+    def per_second(self) -> float:
+        """Programs a second over the whole campaign."""
+        return self.total("scenarios") / self.seconds if self.seconds else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left, by time or by programs, whichever ends it first; None before the first estimate."""
+        parts = []
+        if self.minutes is not None:
+            parts.append(self.minutes * 60 - self.seconds)
+        if self.scenarios is not None and self.per_second:
+            parts.append((self.scenarios - self.total("scenarios")) / self.per_second)
+        return max(min(parts), 0.0) if parts else None
+
+
+@dataclass
+class Result:
+    """How a campaign ended."""
+
+    status: Status
+    interrupted: bool
+    died: list[int]
+
+    @property
+    def new(self) -> list[dict[str, Any]]:
+        """Findings that are no known fault."""
+        return [f for f in self.status.findings if f["known"] is None]
+
+    def exit_code(self, fail_on: FailOn) -> int:
+        """0 nothing new, 1 new findings, 2 jobs that died, 3 nothing could be judged, 130 interrupted."""
+        if self.interrupted:
+            return 130
+        s = self.status
+        if s.total("scenarios") == 0 or s.total("unjudged") >= s.total("scenarios"):
+            return 2 if self.died else 3
+        if (fail_on == "new" and self.new) or (fail_on == "any" and s.findings):
+            return 1
+        return 2 if self.died else 0
+
+    def document(self) -> dict[str, Any]:
+        """The one document of --json."""
+        s = self.status
+        return {
+            "scenarios": s.total("scenarios"),
+            "per_second": round(s.per_second, 2),
+            "seconds": round(s.seconds, 2),
+            "unknown": s.total("unjudged"),
+            "unreproduced": s.total("unreproduced"),
+            "interrupted": self.interrupted,
+            "reasons": _sum(p.unknown for p in s.jobs.values()),
+            "coverage": s.coverage(),
+            "memory_kb": {
+                "children": max((p.max_rss_kb for p in s.jobs.values()), default=0),
+                "jobs": max(s.own_rss_kb.values(), default=0),
+            },
+            "findings": s.findings,
+        }
+
+
+def _sum(parts: Any) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for part in parts:
+        for k, n in part.items():
+            out[k] = out.get(k, 0) + n
+    return dict(sorted(out.items(), key=lambda kv: -kv[1]))
+
+
+def prepare(out: Path, plan: Plan, *, resume: bool) -> None:
+    """Make the output folder, or check that it belongs to the same campaign. Raises CampaignError."""
+    file = out / "campaign.json"
+    asked = msgspec.json.decode(msgspec.json.encode(plan))
+    if resume:
+        before = read_json(file)
+        if before is None:
+            raise CampaignError(f"there is no campaign in {out} to resume; leave --resume out, or give its --out")
+        changed = [k for k in asked if before.get(k) != asked[k]]
+        if changed:
+            raise CampaignError(
+                f"the campaign in {out} was started with another {', '.join(changed)}; give the same, or another --out"
+            )
+        findings.sweep(out / "findings") if (out / "findings").is_dir() else None
+    elif file.exists():
+        raise CampaignError(f"{out} holds a campaign; add --resume to go on with it, or give another --out")
+    else:
+        write_atomically(file, msgspec.json.format(msgspec.json.encode(plan), indent=2))
+
+
+def found_so_far(out: Path) -> list[dict[str, Any]]:
+    """Summaries of the findings in a campaign's folder."""
+    folder = out / "findings"
+    result = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.is_dir() and not path.name.startswith("."):
+            with contextlib.suppress(findings.BadFinding):
+                result.append(summary(findings.load(path), path))
+    return result
+
+
+def run(
+    plan: Plan,
+    out: Path,
+    *,
+    shim: Path,
+    cache: Path,
+    environment: dict[str, str | int | list[str]],
+    minutes: float | None,
+    scenarios: int | None,
+    reduce_seconds: float = 30.0,
+    listen: Callable[[Status, dict[str, Any] | None], None],
+) -> Result:
+    """Run the jobs to their end. `listen` is called with every event, and with None several times a second.
+
+    Ctrl-C and SIGTERM end the jobs, which keep what they have; the result then says interrupted.
+    """
+    status = Status(out, minutes, scenarios, findings=found_so_far(out))
+    processes: dict[int, subprocess.Popen[bytes]] = {}
+    stop = False
+
+    def on_signal(*_: object) -> None:
+        nonlocal stop
+        stop = True
+
+    old = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+    selector = selectors.DefaultSelector()
+    try:
+        for j in range(plan.jobs):
+            share = None if scenarios is None else scenarios // plan.jobs + (j < scenarios % plan.jobs)
+            config = JobConfig(
+                models=plan.models,
+                shim=str(shim),
+                build=plan.build,
+                cache=str(cache),
+                out=str(out),
+                seed=plan.seed,
+                job=j,
+                jobs=plan.jobs,
+                seconds=None if minutes is None else minutes * 60,
+                scenarios=share,
+                avoid=plan.avoid,
+                misuse=plan.misuse,
+                reduce_seconds=reduce_seconds,
+                fault=plan.fault,
+                environment=environment,
+            )
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fuzz.job"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd=Path(__file__).resolve().parent.parent,
+                start_new_session=True,
+            )
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(msgspec.json.encode(config))
+            process.stdin.close()
+            processes[j] = process
+            selector.register(process.stdout, selectors.EVENT_READ, j)
+        died = _listen(status, processes, selector, listen, lambda: stop)
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        selector.close()
+        for s, handler in old.items():
+            signal.signal(s, handler)
+    status.findings = found_so_far(out)
+    return Result(status, stop, died)
+
+
+def _listen(
+    status: Status,
+    processes: dict[int, subprocess.Popen[bytes]],
+    selector: selectors.BaseSelector,
+    listen: Callable[[Status, dict[str, Any] | None], None],
+    stopped: Callable[[], bool],
+) -> list[int]:
+    """Take events until every job's output ends; returns the jobs that did not end by themselves."""
+    rest: dict[int, bytes] = dict.fromkeys(processes, b"")
+    done: set[int] = set()
+    told_to_stop: float | None = None
+    while selector.get_map():
+        for key, _ in selector.select(0.2):
+            data = os.read(key.fd, 1 << 16)
+            if not data:
+                selector.unregister(key.fileobj)
+                continue
+            lines, _, rest[key.data] = (rest[key.data] + data).rpartition(b"\n")
+            for event in events(lines):
+                _take(status, event, done)
+                listen(status, event)
+        listen(status, None)
+        if stopped() and told_to_stop is None:
+            told_to_stop = time.monotonic()
+            for process in processes.values():
+                if process.poll() is None:
+                    process.terminate()
+        if told_to_stop is not None and time.monotonic() - told_to_stop > GRACE:
+            break
+    return [j for j in processes if j not in done]
+
+
+def _take(status: Status, event: dict[str, Any], done: set[int]) -> None:
+    job = int(event.get("job", -1))
+    match event["event"]:
+        case "progress":
+            status.jobs[job] = msgspec.convert(event["progress"], Progress)
+            status.own_rss_kb[job] = int(event["own_rss_kb"])
+            status.doing.pop(job, None)
+        case "reducing":
+            status.doing[job] = str(event["symptom"])
+        case "finding":
+            status.doing.pop(job, None)
+            status.findings.append({k: v for k, v in event.items() if k not in ("event", "job")})
+        case "trouble":
+            status.troubles.append(str(event["text"]))
+        case "done":
+            done.add(job)
+        case _:
+            pass

@@ -1,0 +1,95 @@
+"""What the verbs share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz.finding import BadFinding, Finding
+from fuzz.finding import load as load_finding
+from fuzz.models import BadModel, Model, of_scenario
+from oracles.judge import Judge
+from subjects.builds import BadBuild, Build, cache_dir, compile_shim, find_build
+from subjects.sandbox import Sandbox, SandboxError
+from subjects.scenario import BadScenario, Scenario
+from subjects.scenario import loads as load_scenario
+
+
+class Usage(Exception):
+    """Something to tell the user, exit 2."""
+
+
+def add_build(parser: argparse.ArgumentParser) -> None:
+    """The --build option."""
+    parser.add_argument(
+        "--build",
+        metavar="DIR",
+        type=Path,
+        help="a llama.cpp build tree or install directory to test (default: the installed llama-cpp-python)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The --json option."""
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output, for machines")
+
+
+@dataclass
+class Bench:
+    """A build with its compiled shim."""
+
+    build: Build
+    shim: Path
+    cache: Path
+
+    @property
+    def models(self) -> Path:
+        """Where generated models are kept."""
+        return self.cache / "models"
+
+
+def bench(build_path: Path | None) -> Bench:
+    """Find and compile what is under test."""
+    try:
+        build = find_build(build_path)
+        return Bench(build, compile_shim(build), cache_dir())
+    except BadBuild as e:
+        raise Usage(str(e)) from None
+
+
+@contextmanager
+def judge_of(b: Bench, scenario: Scenario) -> Iterator[tuple[Judge, Model]]:
+    """A judge for the model of a stored scenario."""
+    try:
+        model = of_scenario(scenario.model, b.models, b.shim)
+        with Sandbox(b.shim, [(Path(model.path), model.ref.n_gpu_layers)]) as sandbox:
+            yield Judge(sandbox, model.ref, Path(model.path), b.build.fingerprint, b.cache), model
+    except (BadModel, SandboxError) as e:
+        raise Usage(str(e)) from None
+
+
+def read(path: Path) -> Finding | Scenario:
+    """A finding's folder or a scenario file."""
+    try:
+        if path.is_dir():
+            return load_finding(path)
+        return load_scenario(path.read_bytes())
+    except (BadFinding, BadScenario, OSError) as e:
+        raise Usage(f"{path}: {e}") from None
+
+
+def expand(paths: list[Path]) -> list[Path]:
+    """Folders of findings and of scenarios, opened; a finding's own folder stays one."""
+    out: list[Path] = []
+    for path in paths:
+        if path.is_dir() and not (path / "finding.json").exists():
+            inside = sorted(p.parent for p in path.rglob("finding.json")) or sorted(path.glob("*.json"))
+            if not inside:
+                raise Usage(f"{path}: no findings and no scenarios in it")
+            out += inside
+        else:
+            out.append(path)
+    return out

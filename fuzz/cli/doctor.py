@@ -1,0 +1,22 @@
+"""Prints what would be tested, and proves that it works: compiles the shim, writes a model, saves and restores in a "
+"child."""
+
+from __future__ import annotations
+
+import argparse
+
+from fuzz import doctor
+from fuzz.cli.common import add_build, add_json
+
+HELP = "show what would be tested and prove that it works"
+
+
+def add(p: argparse.ArgumentParser) -> None:
+    """Options."""
+    add_build(p)
+    add_json(p)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine."""
+    return doctor.run(args.build, args.json)

@@ -1,0 +1,48 @@
+"""Explains a finding (or a scenario, by running it): what must hold, why, and what was seen instead, operation by
+operation.
+
+redraft explain out/fuzz-.../findings/removal-seq_rm-hybrid-tail-0f93b3
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from fuzz.cli.common import add_build, bench, judge_of, read
+from fuzz.finding import Finding, load_traces
+from fuzz.repro.readme import explain
+from fuzz.repro.words import program
+from oracles.registry import by_name
+
+HELP = "a finding as an argument: what must hold, why, and what was seen"
+
+
+def add(p: argparse.ArgumentParser) -> None:
+    """Options."""
+    p.add_argument("path", metavar="PATH", type=Path, help="a finding's folder, or a scenario (which is run)")
+    add_build(p)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Explain."""
+    thing = read(args.path)
+    if isinstance(thing, Finding):
+        traces = load_traces(args.path)
+        sys.stdout.write(explain(thing, traces["subject"], traces.get("reference")))
+        return 0
+    with judge_of(bench(args.build), thing) as (judge, _):
+        judgement = judge.judge(thing, fresh=True, variants=True)
+    for line in program(judgement.executed, judgement.account.ledger.trace):
+        print(line)
+    if not judgement.violations:
+        print(
+            "\nNothing is violated."
+            if judgement.judged
+            else "\nNothing could be judged: " + "; ".join(sorted(set(judgement.unknown)))
+        )
+        return 0
+    for v in judgement.violations[:5]:
+        print(f"\n[{v.oracle}] " + by_name(v.oracle).explain(v))
+    return 1

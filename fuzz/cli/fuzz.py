@@ -1,0 +1,168 @@
+"""Makes up programs, runs them on a real libllama, judges them, and keeps what is wrong: confirmed, reduced, one
+folder for each fault.
+
+  redraft fuzz --minutes 2
+  redraft fuzz --model qwen35 --model my.gguf --build ~/llama.cpp --scenarios 5000
+  redraft fuzz --out out/night --minutes 60 --avoid never     later: ... --resume
+
+A known fault (see `redraft known`) is found once, reported as known, and stepped round from then on; --avoid always
+steps round from
+the start, --avoid never not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from fuzz import campaign
+from fuzz.cli.common import Usage, add_build, add_json, bench
+from fuzz.journal import read_json
+from fuzz.models import BadModel, resolve
+from fuzz.show import Progress, final
+from subjects.builds import environment
+from subjects.planted import FAULTS
+
+HELP = "find wrong restores: generate, run, judge, reduce, report"
+
+
+def _positive(text: str) -> float:
+    x = float(text)
+    if not 0 < x < 1e6:
+        raise argparse.ArgumentTypeError("must be greater than 0")
+    return x
+
+
+def _count(text: str) -> int:
+    n = int(text)
+    if n < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return n
+
+
+def add(p: argparse.ArgumentParser) -> None:
+    """Options."""
+    p.add_argument(
+        "--minutes",
+        metavar="M",
+        type=_positive,
+        help="stop after so many minutes (default 2 unless --scenarios is given)",
+    )
+    p.add_argument(
+        "--scenarios", metavar="N", type=_count, help="stop after so many programs; whichever comes first ends it"
+    )
+    p.add_argument(
+        "--jobs", metavar="J", type=_count, default=None, help="processes side by side (default: one for each core)"
+    )
+    p.add_argument(
+        "--model",
+        metavar="NAME|PATH",
+        action="append",
+        default=[],
+        help="a recipe (`redraft models`), `all`, or a GGUF file; repeatable",
+    )
+    add_build(p)
+    p.add_argument(
+        "--seed", metavar="S", type=int, help="with --jobs fixes what is generated (default: random, printed)"
+    )
+    p.add_argument("--out", metavar="DIR", type=Path, help="where findings and state go (default: out/fuzz-DATE)")
+    p.add_argument(
+        "--resume", action="store_true", help="go on with the campaign in --out (default: the newest in out/)"
+    )
+    p.add_argument(
+        "--avoid",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="stepping round known faults (default auto)",
+    )
+    p.add_argument(
+        "--misuse",
+        action="store_true",
+        help="break one of the caller's duties in every program (findings of kind misuse)",
+    )
+    p.add_argument(
+        "--fail-on",
+        choices=("new", "any", "never"),
+        default="new",
+        help="which findings make the exit code 1 (default new)",
+    )
+    p.add_argument(
+        "--reduce-seconds", metavar="T", type=_positive, default=30.0, help="time for reducing one finding (default 30)"
+    )
+    p.add_argument(
+        "--plant", metavar="FAULT", default="", help="plant a named fault in the shim, to prove that the tool finds it"
+    )
+    add_json(p)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a campaign."""
+    if args.plant and args.plant not in FAULTS:
+        raise Usage(f"no planted fault {args.plant!r}; there are {', '.join(sorted(FAULTS))}")
+    out = args.out or _newest() if args.resume else args.out or Path("out") / time.strftime("fuzz-%Y%m%d-%H%M%S")
+    minutes = args.minutes if args.minutes or args.scenarios else 2.0
+    b = bench(args.build)
+    try:
+        models = resolve(args.model, b.models, b.shim)
+    except BadModel as e:
+        raise Usage(str(e)) from None
+    before = read_json(out / "campaign.json") if args.resume else None
+    seed = (
+        args.seed if args.seed is not None else before["seed"] if before else random.SystemRandom().randrange(1 << 31)
+    )
+    jobs = args.jobs or (before["jobs"] if before else os.cpu_count() or 1)
+    plan = campaign.Plan(
+        models=models,
+        build=b.build.fingerprint,
+        seed=seed,
+        jobs=jobs,
+        avoid=args.avoid,
+        misuse=args.misuse,
+        fault=args.plant,
+    )
+    console = Console(stderr=args.json)
+    try:
+        campaign.prepare(out, plan, resume=args.resume)
+        if not args.json:
+            console.print(
+                f"Testing {b.build.name} ({b.build.fingerprint}) with {', '.join(m.label for m in models)}; seed "
+                f"{seed}, {jobs} jobs, into {out}"
+            )
+        with Progress(console, quiet=args.json and not console.is_terminal) as listen:
+            result = campaign.run(
+                plan,
+                out,
+                shim=b.shim,
+                cache=b.cache,
+                environment=environment(b.build),
+                minutes=minutes,
+                scenarios=args.scenarios,
+                reduce_seconds=args.reduce_seconds,
+                listen=listen,
+            )
+    except campaign.CampaignError as e:
+        raise Usage(str(e)) from None
+    if args.json:
+        sys.stdout.write(
+            msgspec.json.format(
+                msgspec.json.encode({"seed": seed, "jobs": jobs, **result.document()}), indent=2
+            ).decode()
+            + "\n"
+        )
+    else:
+        final(result, console)
+    return result.exit_code(args.fail_on)
+
+
+def _newest() -> Path:
+    found = sorted(Path("out").glob("fuzz-*/campaign.json"))
+    if not found:
+        raise Usage("there is no campaign in out/ to resume; give its --out")
+    return found[-1].parent

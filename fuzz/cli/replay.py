@@ -1,0 +1,125 @@
+"""Runs findings and scenarios again and says FIXED, FAILED, FLAKY (n of m) or ERROR for each.
+
+  redraft replay out/fuzz-.../findings
+  redraft replay corpora/scenarios --build ~/llama.cpp
+  redraft replay out/.../findings/removal-seq_rm-hybrid-tail-0f93b3
+
+A finding is FIXED when its violation does not show in any of the runs, a plain scenario when nothing is violated.
+Exit 0 when all
+are FIXED, 1 when one is FAILED or FLAKY, 2 when one could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from fuzz.cli.common import Bench, Usage, add_build, add_json, bench, expand, judge_of, read
+from fuzz.finding import Finding
+from fuzz.repro.words import program
+from fuzz.triage import Symptom, find
+from oracles.judge import Judgement
+
+HELP = "run findings or scenarios again: FIXED, FAILED, FLAKY or ERROR"
+
+
+def add(p: argparse.ArgumentParser) -> None:
+    """Options."""
+    p.add_argument(
+        "paths", metavar="PATH", nargs="+", type=Path, help="a scenario, a finding's folder, or a folder of them"
+    )
+    p.add_argument("--runs", metavar="M", type=int, default=3, help="runs of each, in fresh contexts (default 3)")
+    p.add_argument("--verbose", "-v", action="store_true", help="show every operation with what it became and answered")
+    add_build(p)
+    add_json(p)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay."""
+    b = bench(args.build)
+    console = Console(stderr=args.json)
+    results = [_one(path, b, args.runs) for path in expand(args.paths)]
+    for r in results:
+        style = {"FIXED": "green", "FAILED": "red", "FLAKY": "yellow", "ERROR": "magenta"}[r["verdict"]]
+        console.print(
+            f"[bold {style}]{r['verdict']:6}[/] {r['shown']} of {r['runs']}  {r['path']}"
+            + (f"  {r['text']}" if r["text"] else ""),
+            highlight=False,
+        )
+        if args.verbose or r["verdict"] in ("FAILED", "FLAKY"):
+            for line in r["operations"]:
+                console.print("       " + line, highlight=False, markup=False)
+    if args.json:
+        sys.stdout.write(
+            msgspec.json.format(
+                msgspec.json.encode({"build": b.build.fingerprint, "results": results}), indent=2
+            ).decode()
+            + "\n"
+        )
+    verdicts = {r["verdict"] for r in results}
+    return 2 if "ERROR" in verdicts else 1 if verdicts & {"FAILED", "FLAKY"} else 0
+
+
+def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "path": str(path),
+        "verdict": "ERROR",
+        "shown": 0,
+        "runs": runs,
+        "text": "",
+        "operations": [],
+    }
+    try:
+        thing = read(path)
+        scenario = thing.scenario if isinstance(thing, Finding) else thing
+        symptom = Symptom.of(thing.violation) if isinstance(thing, Finding) and thing.violation else None
+        with judge_of(b, scenario) as (judge, _):
+            judgements = [
+                judge.judge(
+                    scenario,
+                    fresh=True,
+                    observed=symptom is None,
+                    variants=symptom is None or symptom.oracle == "purity",
+                )
+                for _ in range(runs)
+            ]
+    except Usage as e:
+        return {**result, "text": str(e)}
+    shown = [j for j in judgements if (find(j, symptom) if symptom else j.violations)]
+    judged = [j for j in judgements if j.judged or j.account.ledger.trace.end.how in ("ok", "signal", "hang")]
+    last = (shown or judgements)[-1]
+    if not judged:
+        return {**result, "text": "; ".join(sorted(set(last.unknown))) or "nothing was judged"}
+    verdict = "FAILED" if len(shown) == runs else "FIXED" if not shown else "FLAKY"
+    return {
+        **result,
+        "verdict": verdict,
+        "shown": len(shown),
+        "text": _text(last, symptom, bool(shown)),
+        "operations": _operations(last),
+    }
+
+
+def _text(j: Judgement, symptom: Symptom | None, failed: bool) -> str:
+    if failed:
+        return j.violations[0].because
+    others = [v for v in j.violations if symptom is None or Symptom.of(v) != symptom]
+    return f"but now {others[0].oracle}: {others[0].because}" if others else ""
+
+
+def _operations(j: Judgement) -> list[str]:
+    """Per operation: what it became, what it answered, and how far its rows are from the reference."""
+    worst: dict[int, tuple[float, float]] = {}
+    for c in j.account.compared:
+        if c.error >= worst.get(c.claim.step, (-1.0, 0.0))[0]:
+            worst[c.claim.step] = (c.error, c.band)
+    lines = program(j.executed, j.account.ledger.trace)
+    return [
+        line + (f"   largest difference {worst[i][0]:.3g} (band {worst[i][1]:.2g})" if i in worst else "")
+        for i, line in enumerate(lines)
+    ]

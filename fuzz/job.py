@@ -1,0 +1,294 @@
+"""One job of a campaign: a process that generates, runs, judges and triages, and tells its parent in events (a JSON
+line each).
+
+Native code never runs here: the job owns a sandbox. What is generated depends on seed, number of the job and number
+of jobs only, and (with
+`avoid` auto) on which known faults this job has met.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from fuzz import finding as findings
+from fuzz.avoid import Avoider
+from fuzz.journal import Journal, Progress
+from fuzz.known import KnownFault, load_all, match
+from fuzz.models import Model
+from fuzz.strategies import generate, scenarios
+from fuzz.triage import Symptom, Triaged, triage
+from oracles.judge import Judge, Judgement
+from oracles.rows import NAME_OF
+from subjects.sandbox import Sandbox
+from subjects.scenario import Scenario
+
+SLICE = 100
+# Violations of one symptom that are triaged: the first may be one fault and the next another, but not for ever.
+TRIAGES = 4
+PROGRESS_EVERY = 0.5
+
+
+class JobConfig(msgspec.Struct, kw_only=True):
+    """What one job is told."""
+
+    models: list[Model]
+    shim: str
+    build: str
+    cache: str
+    out: str
+    seed: int
+    job: int
+    jobs: int
+    seconds: float | None = None
+    scenarios: int | None = None
+    avoid: Literal["auto", "always", "never"] = "auto"
+    misuse: bool = False
+    reduce_seconds: float = 30.0
+    fault: str = ""
+    environment: dict[str, str | int | list[str]] = {}
+
+
+def slice_seed(seed: int, job: int, jobs: int, number: int) -> int:
+    """Seed of one slice of generated programs."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{job}/{jobs}/{number}".encode()).digest()[:6], "big")
+
+
+class Job:
+    """See the module."""
+
+    def __init__(self, config: JobConfig):
+        self.config = config
+        self.journal = Journal(Path(config.out), config.job)
+        self.progress: Progress = self.journal.progress()
+        self.known: list[KnownFault] = load_all()
+        self.sandbox = Sandbox(
+            Path(config.shim), [(Path(m.path), 0) for m in config.models], in_flight=self.journal.in_flight
+        )
+        self.judges = {
+            m.ref: Judge(self.sandbox, m.ref, Path(m.path), config.build, Path(config.cache)) for m in config.models
+        }
+        self.began = time.monotonic()
+        self.before = self.progress.seconds
+        self.stopped = False
+        self._told = 0.0
+        if config.avoid == "always":
+            self.progress.avoiding = sorted({k.avoidance for k in self.known})
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+
+    def _stop(self, *_: object) -> None:
+        self.stopped = True
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def over(self) -> bool:
+        """Whether to stop now: told to, out of time, or all programs done."""
+        c = self.config
+        self.progress.seconds = self.before + time.monotonic() - self.began
+        return (
+            self.stopped
+            or (c.seconds is not None and self.progress.seconds >= c.seconds)
+            or (c.scenarios is not None and self.progress.scenarios >= c.scenarios)
+        )
+
+    def run(self) -> None:
+        """Run until it is over; what was left by a killed predecessor comes first."""
+        try:
+            for left in self.journal.left_over:
+                model = next((m for m in self.config.models if m.ref == left.model), None)
+                if model is not None and not self.stopped:
+                    self._examine(left, model, observed=False)
+            while not self.over():
+                self._slice()
+        finally:
+            self.journal.save(self.progress)
+            self.journal.close()
+            self.sandbox.close()
+            self._tell_progress(force=True)
+            emit("done", job=self.config.job)
+
+    def _slice(self) -> None:
+        c, p = self.config, self.progress
+        model = c.models[p.slices % len(c.models)]
+        avoider = Avoider(p.avoiding)
+        strategy = scenarios(model.ref, model.traits, avoid=avoider, misuse=c.misuse)
+        for program in generate(strategy, slice_seed(c.seed, c.job, c.jobs, p.slices), SLICE):
+            if self.over():
+                return  # a slice that was not finished is run again by --resume
+            if p.avoiding != list(avoider.names):  # met a known fault within this slice
+                avoider = Avoider(p.avoiding)
+            self._examine(avoider.repair(program, model.traits), model)
+        p.slices += 1
+        self.journal.save(p)
+
+    # --- one program --------------------------------------------------------------------------------------------------
+
+    def _examine(self, program: Scenario, model: Model, *, observed: bool = True) -> None:
+        judge = self.judges[model.ref]
+        judgement = judge.judge(program, observed=observed, fault=self.config.fault)
+        p = self.progress
+        p.scenarios += 1
+        p.unjudged += not judgement.judged
+        for reason in set(judgement.unknown):
+            p.unknown[reason] = p.unknown.get(reason, 0) + 1
+        memory = judgement.account.memory
+        for op in program.ops:
+            key = f"{NAME_OF[type(op)]}/{memory}"
+            p.coverage[key] = p.coverage.get(key, 0) + 1
+        p.max_rss_kb = max(p.max_rss_kb, self.sandbox.stats.max_rss_kb)
+        if judgement.violations:
+            p.violating += 1
+            self._violated(judgement, model)
+        self._tell_progress()
+
+    def _violated(self, judgement: Judgement, model: Model) -> None:
+        p = self.progress
+        first = judgement.violations[0]
+        symptom = f"{first.oracle}|{first.key}|{judgement.account.memory}"
+        if p.symptoms.get(symptom, 0) >= TRIAGES:
+            return
+        p.symptoms[symptom] = p.symptoms.get(symptom, 0) + 1
+        self.journal.pending(judgement.executed)
+        emit("reducing", job=self.config.job, symptom=str(Symptom.of(first).key))
+        result = triage(
+            self.judges[model.ref],
+            judgement,
+            model.traits,
+            fault=self.config.fault,
+            seconds=self.config.reduce_seconds,
+            stop=lambda: self.stopped,
+        )
+        if isinstance(result, Triaged):
+            self._found(result, model, symptom)
+        else:
+            p.unreproduced += 1
+        self.journal.settled()
+        self.journal.save(p)
+
+    def _found(self, t: Triaged, model: Model, symptom: str) -> None:
+        known = match(t.signature, t.scenario, model.traits, self.known)
+        p = self.progress
+        if known is not None and self.config.avoid != "never" and known.avoidance not in p.avoiding:
+            p.avoiding = sorted({*p.avoiding, known.avoidance})
+            p.symptoms.pop(symptom, None)  # what shows the same symptom from now on is something else
+        finding = make(t, known, self.config)
+        folder = Path(self.config.out) / "findings"
+        if (folder / finding.slug).exists():
+            return
+        traces = {"subject": t.judgement.account.ledger.trace}
+        reference = t.violation.check.reference
+        if reference is not None:
+            traces["reference"] = self.sandbox.run(reference, Path(model.path), fresh=True)
+        try:
+            path = findings.write(finding, traces, folder)
+        except FileExistsError:
+            return  # another job was faster
+        except OSError as e:
+            if not (folder / finding.slug).exists():
+                emit("trouble", job=self.config.job, text=f"cannot write {folder / finding.slug}: {e}")
+            return
+        emit("finding", job=self.config.job, **summary(finding, path))
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    def _tell_progress(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if force or now - self._told >= PROGRESS_EVERY:
+            self._told = now
+            self.progress.seconds = self.before + now - self.began
+            own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            emit("progress", job=self.config.job, own_rss_kb=own, progress=msgspec.to_builtins(self.progress))
+
+
+def make(t: Triaged, known: KnownFault | None, config: JobConfig) -> findings.Finding:
+    """The finding of a triaged violation."""
+    v = t.violation
+    digest = hashlib.sha256(t.signature.encode()).hexdigest()[:6]
+    others = [
+        f"{o.oracle}: {o.because}"
+        for o in t.judgement.violations
+        if o is not v and (o.oracle, o.check.step) != (v.oracle, v.check.step)
+    ]
+    end = t.judgement.account.ledger.trace.end
+    return findings.Finding(
+        signature=t.signature,
+        slug=f"{findings.slug_of(t.signature)[:64].strip('-')}-{digest}",
+        title=known.title if known else title_of(t),
+        oracle=v.oracle,
+        kind=v.kind,
+        memory=t.judgement.account.memory,
+        build=config.build,
+        reproduced=t.reproduced,
+        scenario=t.scenario,
+        original=t.original,
+        violation=v,
+        route=t.route,
+        known=known.name if known else None,
+        culprit=t.culprit,
+        attached=tuple(dict.fromkeys(others))[:5],
+        end=v.check.what if v.oracle == "liveness" else "",
+        hang=end.how == "hang",
+        seed=config.seed,
+        job=config.job,
+        environment=config.environment,
+    )
+
+
+def title_of(t: Triaged) -> str:
+    """One line for a bug tracker."""
+    name = NAME_OF[type(t.scenario.ops[t.culprit])]
+    memory = t.judgement.account.memory
+    if t.violation.oracle == "liveness":
+        return f"{name} ends the process on {memory} memory: {t.violation.check.what}"
+    if t.violation.check.kind == "rows":
+        return f"{name} ({t.route or memory}) leaves a wrong state on {memory} memory"
+    return f"{name} ({t.route or memory}) breaks its contract on {memory} memory: {t.violation.key}"
+
+
+def summary(f: findings.Finding, path: Path) -> dict[str, Any]:
+    """What is told of a finding in events and in --json."""
+    return {
+        "signature": f.signature,
+        "title": f.title,
+        "kind": f.kind,
+        "oracle": f.oracle,
+        "memory": f.memory,
+        "known": f.known,
+        "reproduced": list(f.reproduced),
+        "operations": len(f.scenario.ops),
+        "path": str(path),
+    }
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Tell the parent."""
+    sys.stdout.buffer.write(msgspec.json.encode({"event": event, **fields}) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def events(data: bytes) -> Iterator[dict[str, Any]]:
+    """Parse complete event lines; a job is our own process, but a line that is none is skipped all the same."""
+    for line in data.splitlines():
+        try:
+            yield msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.DecodeError:
+            continue
+
+
+def main() -> None:
+    """Entry of a job process: its configuration is on standard input."""
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=JobConfig)
+    Job(config).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What a campaign keeps on disk so that a kill at any moment loses nothing.
+
+out/campaign.json   what was asked (a resumed campaign must ask the same)
+out/findings/       finished findings, a folder each, written atomically
+out/state/job-N.json       where job N is: slices done, counters, avoidances
+out/state/pending-N.json   a violation of job N that is being confirmed and reduced
+out/state/inflight-N.bin   the program that job N is running right now (memory mapped: survives a kill without a sync)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from subjects import scenario as scenarios
+from subjects.scenario import Scenario
+
+_IN_FLIGHT_BYTES = 1 << 18
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, tmp = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+    with os.fdopen(fd, "wb") as f:
+        f.write(data)
+    Path(tmp).chmod(0o644)
+    Path(tmp).replace(path)
+
+
+class Progress(msgspec.Struct):
+    """Where a job is. `symptoms` counts triaged violations by oracle, key and memory; `avoiding` are known faults "
+    "met so far."""
+
+    slices: int = 0
+    scenarios: int = 0
+    unjudged: int = 0
+    violating: int = 0
+    unreproduced: int = 0
+    seconds: float = 0.0
+    symptoms: dict[str, int] = {}
+    avoiding: list[str] = []
+    coverage: dict[str, int] = {}
+    unknown: dict[str, int] = {}
+    max_rss_kb: int = 0
+
+
+class Journal:
+    """The files of one job."""
+
+    def __init__(self, out: Path, job: int):
+        self.state = out / "state"
+        self.state.mkdir(parents=True, exist_ok=True)
+        self._job = self.state / f"job-{job}.json"
+        self._pending = self.state / f"pending-{job}.json"
+        self._in_flight = self.state / f"inflight-{job}.bin"
+        for left in self.state.glob(".new-*"):
+            with contextlib.suppress(FileNotFoundError):
+                left.unlink()
+        self.left_over = self._left_over()
+        self._fd = os.open(self._in_flight, os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(self._fd, _IN_FLIGHT_BYTES)
+        self._map = mmap.mmap(self._fd, _IN_FLIGHT_BYTES)
+
+    def _left_over(self) -> list[Scenario]:
+        """Programs that an earlier process was at when it was killed: a pending violation, and what was in flight."""
+        found = []
+        if self._pending.exists():
+            with contextlib.suppress(scenarios.BadScenario):
+                found.append(scenarios.loads(self._pending.read_bytes()))
+        if self._in_flight.exists():
+            data = self._in_flight.read_bytes()
+            size = struct.unpack_from("<I", data)[0] if len(data) > 4 else 0
+            if size:
+                with contextlib.suppress(scenarios.BadScenario):
+                    found.append(scenarios.loads(data[4 : 4 + size]))
+        return found
+
+    def progress(self) -> Progress:
+        """Where the job was, from the start if it never was."""
+        try:
+            return msgspec.json.decode(self._job.read_bytes(), type=Progress)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return Progress()
+
+    def save(self, progress: Progress) -> None:
+        """Keep where the job is."""
+        write_atomically(self._job, msgspec.json.encode(progress))
+
+    def in_flight(self, scenario: Scenario) -> None:
+        """Note the program that is about to run."""
+        data = scenarios.ENCODER.encode(scenario)
+        if len(data) + 4 <= _IN_FLIGHT_BYTES:
+            self._map[0:4] = b"\0\0\0\0"
+            self._map[4 : 4 + len(data)] = data
+            self._map[0:4] = struct.pack("<I", len(data))
+
+    def pending(self, scenario: Scenario) -> None:
+        """Note a violation that is being worked on."""
+        write_atomically(self._pending, scenarios.dumps(scenario).encode())
+
+    def settled(self) -> None:
+        """The pending violation is a finding now, or nothing."""
+        self._pending.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End well: nothing is in flight."""
+        self._map[0:4] = b"\0\0\0\0"
+        self._map.close()
+        os.close(self._fd)
+
+
+def read_json(path: Path) -> Any:
+    """A small JSON file, None when it is not there."""
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,132 @@
+"""What people see of a campaign: live progress on a terminal, a line now and then elsewhere, and the table at the "
+"end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fuzz.campaign import Result, Status
+from subjects.scenario import OP_NAMES
+
+PLAIN_EVERY = 10.0
+MEMORIES = ("dense", "window", "recurrent", "hybrid")
+
+
+class Progress:
+    """Listener of a campaign. On a terminal a live display, otherwise plain lines on the same stream."""
+
+    def __init__(self, console: Console, *, quiet: bool = False):
+        self.console = console
+        self.quiet = quiet
+        self._live = (
+            Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal and not quiet else None
+        )
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, status: Status, event: dict[str, Any] | None) -> None:
+        """Take an event (None: time has passed)."""
+        if self.quiet:
+            return
+        if event and event["event"] == "finding":
+            self.console.print(
+                Text.assemble(("found  ", "bold red" if event["known"] is None else "yellow"), finding_line(event))
+            )
+        if event and event["event"] == "trouble":
+            self.console.print(f"[red]{event['text']}[/]")
+        if self._live:
+            self._live.update(live(status))
+        elif time.monotonic() - self._last > PLAIN_EVERY:
+            self._last = time.monotonic()
+            self.console.print(headline(status))
+
+
+def finding_line(f: dict[str, Any]) -> str:
+    """A finding in one line."""
+    n, m = f["reproduced"]
+    state = f"known: {f['known']}" if f["known"] else "new"
+    return f"{f['signature']}  ({state}; {f['operations']} operations; {n} of {m})"
+
+
+def headline(s: Status) -> str:
+    """Progress in one line."""
+    left = s.left
+    time_left = "" if left is None else f", {int(left) // 60}:{int(left) % 60:02d} left"
+    new = sum(f["known"] is None for f in s.findings)
+    cells = len(s.coverage())
+    return (
+        f"{s.total('scenarios')} scenarios, {s.per_second:.0f}/s, {s.total('unjudged')} unknown, {cells} operation x "
+        f"memory cells, "
+        f"findings: {new} new, {len(s.findings) - new} known{time_left}"
+    )
+
+
+def live(s: Status) -> RenderableType:
+    """The live display."""
+    lines: list[RenderableType] = [Text(headline(s), style="bold")]
+    lines += [Text(f"  job {j}: reducing {what[:90]}", style="dim") for j, what in sorted(s.doing.items())]
+    lines.append(coverage_table(s.coverage()))
+    return Group(*lines)
+
+
+def coverage_table(coverage: dict[str, int]) -> Table:
+    """How often each operation ran on each memory kind."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("operation")
+    for memory in MEMORIES:
+        table.add_column(memory, justify="right")
+    for name in OP_NAMES:
+        table.add_row(name, *(str(coverage.get(f"{name}/{m}", "-")) for m in MEMORIES))
+    return table
+
+
+def final(result: Result, console: Console) -> None:
+    """The table at the end."""
+    s = result.status
+    console.print(coverage_table(s.coverage()))
+    console.print()
+    if s.findings:
+        table = Table(title="Findings", title_justify="left", show_lines=False)
+        for name in ("", "signature", "kind", "ops", "reproduced", "folder"):
+            table.add_column(name, overflow="fold")
+        for f in sorted(s.findings, key=lambda f: (f["known"] is not None, f["signature"])):
+            state = Text(f"known: {f['known']}", style="yellow") if f["known"] else Text("NEW", style="bold red")
+            table.add_row(
+                state,
+                f["signature"],
+                f["kind"],
+                str(f["operations"]),
+                "{} of {}".format(*f["reproduced"]),
+                f["path"].rsplit("/", 1)[-1],
+            )
+        console.print(table)
+        console.print(f"Folders are in {s.out / 'findings'}; each README.md there can be pasted into a bug report.")
+    else:
+        console.print("Nothing was found.")
+    n = s.total("scenarios")
+    rate = 100 * s.total("unjudged") / n if n else 0.0
+    console.print(
+        f"{n} scenarios in {s.seconds:.0f} s ({s.per_second:.0f}/s); {s.total('unjudged')} without a judged "
+        f"comparison ({rate:.1f} %); "
+        f"{s.total('unreproduced')} violations did not reproduce in a fresh context and are not reported."
+    )
+    if result.died:
+        console.print(
+            f"[bold red]job {', '.join(map(str, result.died))} ended before its time; --resume goes on with it[/]"
+        )
+    if result.interrupted:
+        console.print("Interrupted; everything found so far is kept. --resume with the same --out goes on.")
