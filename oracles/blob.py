@@ -74,10 +74,17 @@ class BlobContract(Oracle):
         bad = []
         for i, b in enumerate(m.step.blobs[: op.times]):
             if b.size != b.moved:
-                because = f"Operation {m.step.op} was handed {b.size} bytes and accepted them, so it must have read all; but it read {b.moved}."
+                because = (
+                    f"Operation {m.step.op} was handed {b.size} bytes and accepted them, so it must have read all; "
+                    f"but it "
+                    f"read {b.moved}."
+                )
                 bad.append(self._violation(m, "read", RULE_SIZE, because, (i, i)))
         if m.step.value == 0:
-            because = f"Operation {m.step.op} loaded a session file; but the tokens that were saved with it did not come back."
+            because = (
+                f"Operation {m.step.op} loaded a session file; but the tokens that were saved with it did not come "
+                f"back."
+            )
             bad.append(self._violation(m, "tokens", RULE_TOKENS, because, (0, 0)))
         n = op.times
         same_seq = isinstance(op, RestoreAll) or op.seq == slot.seq

@@ -87,7 +87,11 @@ class DecodeCodes(Oracle):
         if rc in (1, -1):
             for s in seqs:
                 if m.step.pos[s] != m.pos_before[s] and isinstance(m.op, Decode):
-                    because = f"llama_decode returned {rc}, so sequence {s} must keep positions {m.pos_before[s]}; but it has {m.step.pos[s]}."
+                    because = (
+                        f"llama_decode returned {rc}, so sequence {s} must keep positions {m.pos_before[s]}; but it "
+                        f"has "
+                        f"{m.step.pos[s]}."
+                    )
                     check = Check(kind="positions", step=m.step.op, seq=s, expected=m.pos_before[s])
                     return Violation(
                         oracle=self.name, key=f"decode:changed:{rc}", rule=RULE_ROLLBACK, because=because, check=check

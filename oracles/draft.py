@@ -35,7 +35,10 @@ class DraftTokens(Oracle):
                     f"prefers it by {r.gap:.3g}; but the subject chose {r.token}, its logits are off by up to "
                     f"{r.error:.3g}."
                 )
-                rule = "llama.h says that restoring or editing a sequence gives the state of its history; here a redraft chooses other tokens"
+                rule = (
+                    "llama.h says that restoring or editing a sequence gives the state of its history; here a redraft "
+                    "chooses other tokens"
+                )
                 bad.append(
                     row_violation(
                         self.name, account, r, key=f"draft:{shaper_name(account, r)}", rule=rule, because=because

@@ -33,7 +33,10 @@ class FirstToken(Oracle):
                     f"but it has {r.token}. The reference prefers its own by {r.gap:.3g}, the logits are off by up "
                     f"to {r.error:.3g}."
                 )
-                rule = "llama.h says that the state is that of the moment of saving (or of the history left); the first token already diverges"
+                rule = (
+                    "llama.h says that the state is that of the moment of saving (or of the history left); the first "
+                    "token already diverges"
+                )
                 bad.append(
                     row_violation(
                         self.name, account, r, key=f"first-token:{shaper_name(account, r)}", rule=rule, because=because

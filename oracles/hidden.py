@@ -33,7 +33,10 @@ class HiddenState(Oracle):
                     f"but it is off by up to {r.hidden_error:.3g}, honest differences here stay below "
                     f"{r.hidden_band:.3g}."
                 )
-                rule = "llama.h says that embeddings belong to the tokens decoded; after this program they belong to another state"
+                rule = (
+                    "llama.h says that embeddings belong to the tokens decoded; after this program they belong to "
+                    "another state"
+                )
                 bad.append(
                     row_violation(
                         self.name,

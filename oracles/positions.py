@@ -42,7 +42,10 @@ class Positions(Oracle):
                 wrong = position_error(state, m.facts, m.step.pos[s])
                 if wrong is not None:
                     name = NAME_OF[type(m.op)]
-                    because = f"After operation {m.step.op} ({name}) sequence {s} must {wrong[1]}; but its positions are {tuple(m.step.pos[s])}."
+                    because = (
+                        f"After operation {m.step.op} ({name}) sequence {s} must {wrong[1]}; but its positions are "
+                        f"{tuple(m.step.pos[s])}."
+                    )
                     check = Check(kind="positions", step=m.step.op, seq=s, expected=wrong[0])
                     bad.append(
                         Violation(oracle=self.name, key=f"positions:{name}", rule=RULE, because=because, check=check)

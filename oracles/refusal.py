@@ -48,8 +48,9 @@ class Refusal(Oracle):
             compared += 1
             if r.wrong:
                 because = (
-                    f"Operation {shaper[1].step.op} was refused and its positions are as before, so {where(account, r)} must be as if it had not been "
-                    f"called; but its logits are off by up to {r.error:.3g}."
+                    f"Operation {shaper[1].step.op} was refused and its positions are as before, so "
+                    f"{where(account, r)} must be as if it had not been called; but its logits are off by up to "
+                    f"{r.error:.3g}."
                 )
                 bad.append(row_violation(self.name, account, r, key="refusal:state", rule=RULE_HALF, because=because))
         return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)

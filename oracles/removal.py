@@ -72,7 +72,10 @@ class Removal(Oracle):
         _, p0, p1 = m.step.args
         whole = p0 <= 0 and p1 < 0
         if not m.step.rc and whole:
-            because = f"seq_rm({m.op.seq}, {p0}, {p1}) removes a whole sequence, so it must return true; but it returned false."
+            because = (
+                f"seq_rm({m.op.seq}, {p0}, {p1}) removes a whole sequence, so it must return true; but it returned "
+                f"false."
+            )
             check = Check(kind="answer", step=m.step.op, seq=m.op.seq, expected=(1,))
             every = "any" if m.op.seq < 0 else "one"
             return Violation(

@@ -98,24 +98,63 @@ CONTRACTS: dict[str, Contract] = {
             "llama_decode",
             owes=(
                 _s("decode.ids", "sequence ids lie in [0, n_seq_max)", "src/llama-batch.cpp init(): invalid seq_id"),
-                _s("decode.rows", "at most n_batch rows", "src/llama-context.cpp decode(): GGML_ASSERT(n_tokens_all <= cparams.n_batch)"),
+                _s(
+                    "decode.rows",
+                    "at most n_batch rows",
+                    "src/llama-context.cpp decode(): GGML_ASSERT(n_tokens_all <= cparams.n_batch)",
+                ),
                 _s("decode.not-empty", "at least one row", "src/llama-batch.cpp init(): GGML_ASSERT(n_tok > 0)"),
-                _s("decode.order", "positions of a sequence do not decrease within a batch", "src/llama-batch.cpp init(): positions are decreasing"),
-                _s("decode.consecutive", "positions go on right behind the sequence's last one", "src/llama-batch.cpp init(): Y = X + 1"),
+                _s(
+                    "decode.order",
+                    "positions of a sequence do not decrease within a batch",
+                    "src/llama-batch.cpp init(): positions are decreasing",
+                ),
+                _s(
+                    "decode.consecutive",
+                    "positions go on right behind the sequence's last one",
+                    "src/llama-batch.cpp init(): Y = X + 1",
+                ),
             ),
             gets=(
                 _h("decode.success", "0: every sequence has grown by its rows", "0 - success"),
-                _h("decode.full", "1: no room; nothing has changed", "could not find a KV slot for the batch ... Upon other return values, the memory state is restored to the state before this call"),
-                _h("decode.aborted", "2: positions tell which micro-batches stay", "aborted (processed ubatches will remain in the context's memory)"),
+                _h(
+                    "decode.full",
+                    "1: no room; nothing has changed",
+                    "could not find a KV slot for the batch ... Upon other return values, the memory state is restored to the state before this call",
+                ),
+                _h(
+                    "decode.aborted",
+                    "2: positions tell which micro-batches stay",
+                    "aborted (processed ubatches will remain in the context's memory)",
+                ),
                 _h("decode.invalid", "-1: nothing has changed", "-1 - invalid input batch"),
-                _h("decode.fatal", "< -1: positions tell which micro-batches stay", "fatal error (processed ubatches will remain in the context's memory)"),
+                _h(
+                    "decode.fatal",
+                    "< -1: positions tell which micro-batches stay",
+                    "fatal error (processed ubatches will remain in the context's memory)",
+                ),
                 _n("decode.isolation", "sequences that are not in the batch are untouched"),
                 _n("decode.ubatch", "any n_ubatch that a context was made with works"),
             ),
             forms=(
-                "one sequence", "2 sequences", "3 sequences", "4 sequences", "outputs none", "outputs last", "outputs all", "outputs mixed",
-                "interleaved", "abort callback", "below n_ubatch", "n_ubatch - 1", "n_ubatch", "n_ubatch + 1", "above n_ubatch", "n_batch",
-                "one row", "cache full",
+                "one sequence",
+                "2 sequences",
+                "3 sequences",
+                "4 sequences",
+                "outputs none",
+                "outputs last",
+                "outputs all",
+                "outputs mixed",
+                "interleaved",
+                "abort callback",
+                "below n_ubatch",
+                "n_ubatch - 1",
+                "n_ubatch",
+                "n_ubatch + 1",
+                "above n_ubatch",
+                "n_batch",
+                "one row",
+                "cache full",
             ),
         ),
         Contract(
@@ -133,15 +172,35 @@ CONTRACTS: dict[str, Contract] = {
             "llama_state_seq_get_size_ext, llama_state_seq_get_data_ext, llama_state_seq_save_file",
             owes=(
                 _ids("save"),
-                _h("save.flags", "only the documented flag bits", "#define LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY 1; #define LLAMA_STATE_SEQ_FLAGS_ON_DEVICE 2"),
-                _h("save.file-flags", "files take no flags", "LLAMA_API size_t llama_state_seq_save_file( struct llama_context * ctx, const char * filepath, llama_seq_id seq_id, const llama_token * tokens, size_t n_token_count)"),
+                _h(
+                    "save.flags",
+                    "only the documented flag bits",
+                    "#define LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY 1; #define LLAMA_STATE_SEQ_FLAGS_ON_DEVICE 2",
+                ),
+                _h(
+                    "save.file-flags",
+                    "files take no flags",
+                    "LLAMA_API size_t llama_state_seq_save_file( struct llama_context * ctx, const char * filepath, llama_seq_id seq_id, const llama_token * tokens, size_t n_token_count)",
+                ),
             ),
             gets=(
-                _h("save.size", "the size asked for is the size written", "Get the exact size needed to copy the state of a single sequence"),
+                _h(
+                    "save.size",
+                    "the size asked for is the size written",
+                    "Get the exact size needed to copy the state of a single sequence",
+                ),
                 _n("save.pure", "saving changes nothing, and twice gives the same"),
             ),
             forms=(
-                "flags 0", "flags 1", "flags 2", "flags 3", "buffer", "file", "twice", "empty sequence", "pending rollback",
+                "flags 0",
+                "flags 1",
+                "flags 2",
+                "flags 3",
+                "buffer",
+                "file",
+                "twice",
+                "empty sequence",
+                "pending rollback",
                 "older device handle made invalid",
             ),
         ),
@@ -151,22 +210,55 @@ CONTRACTS: dict[str, Contract] = {
             owes=(
                 _ids("restore"),
                 _n("restore.slot", "the slot holds a state of one sequence", "of redraft's own making"),
-                _h("restore.partial-prefix", "a partial state goes onto a sequence that still holds the same prefix in its other parts", _PARTIAL),
-                _s("restore.partial-cut", "after a partial restore the caller cuts what lies behind it in the other parts, before it goes on", "tools/server/server-context.cpp: common_context_seq_rm after restoring a checkpoint"),
+                _h(
+                    "restore.partial-prefix",
+                    "a partial state goes onto a sequence that still holds the same prefix in its other parts",
+                    _PARTIAL,
+                ),
+                _s(
+                    "restore.partial-cut",
+                    "after a partial restore the caller cuts what lies behind it in the other parts, before it goes on",
+                    "tools/server/server-context.cpp: common_context_seq_rm after restoring a checkpoint",
+                ),
             ),
             gets=(
-                _h("restore.state", "accepted: the target has the history of the moment of saving", "Copy the sequence data (originally copied with `llama_state_seq_get_data`) into the specified sequence"),
+                _h(
+                    "restore.state",
+                    "accepted: the target has the history of the moment of saving",
+                    "Copy the sequence data (originally copied with `llama_state_seq_get_data`) into the specified sequence",
+                ),
                 _h("restore.refused", "0 says that it failed to load", "Positive: Ok; Zero: Failed to load"),
-                _n("restore.refused-clean", "refused: the target is unchanged or empty, the same in every part; all else unchanged"),
-                _h("restore.device-older", "an on-device handle is good until the next on-device save of its sequence; after that it is refused or right", _INVALIDATES),
+                _n(
+                    "restore.refused-clean",
+                    "refused: the target is unchanged or empty, the same in every part; all else unchanged",
+                ),
+                _h(
+                    "restore.device-older",
+                    "an on-device handle is good until the next on-device save of its sequence; after that it is refused or right",
+                    _INVALIDATES,
+                ),
                 _n("restore.device-foreign", "an on-device handle of another context is refused"),
                 _n("restore.malformed", "a damaged state is refused, or harmless; it is never fatal"),
                 _n("restore.isolation", "other sequences are untouched"),
             ),
             forms=(
-                "flags 0", "flags 1", "flags 2", "flags 3", "buffer", "file", "same sequence", "other sequence", "onto an empty sequence",
-                "after reopen", "after reopen with other parameters", "older device handle", "foreign device handle", "damaged", "twice",
-                "saved again", "of an empty sequence",
+                "flags 0",
+                "flags 1",
+                "flags 2",
+                "flags 3",
+                "buffer",
+                "file",
+                "same sequence",
+                "other sequence",
+                "onto an empty sequence",
+                "after reopen",
+                "after reopen with other parameters",
+                "older device handle",
+                "foreign device handle",
+                "damaged",
+                "twice",
+                "saved again",
+                "of an empty sequence",
             ),
         ),
         Contract(
@@ -174,7 +266,11 @@ CONTRACTS: dict[str, Contract] = {
             "llama_state_get_size, llama_state_get_data, llama_state_save_file",
             owes=(),
             gets=(
-                _h("save_all.size", "the size asked for is the size written", "Returns the *actual* size in bytes of the state (logits, embedding and memory)"),
+                _h(
+                    "save_all.size",
+                    "the size asked for is the size written",
+                    "Returns the *actual* size in bytes of the state (logits, embedding and memory)",
+                ),
                 _n("save_all.pure", "saving changes nothing, and twice gives the same"),
             ),
             forms=("buffer", "file", "twice", "several sequences", "pending rollback"),
@@ -184,29 +280,63 @@ CONTRACTS: dict[str, Contract] = {
             "llama_state_set_data, llama_state_load_file",
             owes=(_n("restore_all.slot", "the slot holds a state of a whole context", "of redraft's own making"),),
             gets=(
-                _h("restore_all.state", "accepted: every sequence as saved", "Set the state reading from the specified address"),
+                _h(
+                    "restore_all.state",
+                    "accepted: every sequence as saved",
+                    "Set the state reading from the specified address",
+                ),
                 _n("restore_all.refused-clean", "refused: all sequences unchanged, or all empty"),
                 _n("restore_all.other", "into a context with other parameters: refused, or right"),
                 _n("restore_all.malformed", "a damaged state is refused, or harmless; it is never fatal"),
             ),
-            forms=("buffer", "file", "twice", "saved again", "after reopen", "after reopen with other parameters", "damaged"),
+            forms=(
+                "buffer",
+                "file",
+                "twice",
+                "saved again",
+                "after reopen",
+                "after reopen with other parameters",
+                "damaged",
+            ),
         ),
         Contract(
             "seq_rm",
             "llama_memory_seq_rm",
             owes=(_ids("seq_rm", "the sequence id is -1 or lies in [0, n_seq_max)"),),
             gets=(
-                _h("seq_rm.removed", "true: the positions are gone, in every part of the memory", "Removes all tokens that belong to the specified sequence and have positions in [p0, p1)"),
+                _h(
+                    "seq_rm.removed",
+                    "true: the positions are gone, in every part of the memory",
+                    "Removes all tokens that belong to the specified sequence and have positions in [p0, p1)",
+                ),
                 _h("seq_rm.whole", "a whole sequence is always removed", "Removing a whole sequence never fails"),
-                _h("seq_rm.refused", "false: it cannot be removed", "Returns false if a partial sequence cannot be removed"),
+                _h(
+                    "seq_rm.refused",
+                    "false: it cannot be removed",
+                    "Returns false if a partial sequence cannot be removed",
+                ),
                 _n("seq_rm.refused-clean", "false: nothing has changed in any part"),
                 _h("seq_rm.any", "sequence -1 means every one", "seq_id < 0 : match any sequence"),
                 _n("seq_rm.isolation", "other sequences are untouched, also where they share cells"),
             ),
             forms=(
-                "tail, p1 open", "tail, p1 = end", "whole (-1, -1)", "whole (0, -1)", "whole (0, end)", "head, p0 open", "head, p0 = 0", "middle",
-                "empty range", "p0 at or beyond the end", "every sequence (-1, -1)", "every sequence (0, -1)", "empty sequence",
-                "last batch undone", "within n_rs_seq", "beyond n_rs_seq", "second rollback",
+                "tail, p1 open",
+                "tail, p1 = end",
+                "whole (-1, -1)",
+                "whole (0, -1)",
+                "whole (0, end)",
+                "head, p0 open",
+                "head, p0 = 0",
+                "middle",
+                "empty range",
+                "p0 at or beyond the end",
+                "every sequence (-1, -1)",
+                "every sequence (0, -1)",
+                "empty sequence",
+                "last batch undone",
+                "within n_rs_seq",
+                "beyond n_rs_seq",
+                "second rollback",
             ),
         ),
         Contract(
@@ -214,22 +344,53 @@ CONTRACTS: dict[str, Contract] = {
             "llama_memory_seq_cp",
             owes=(
                 _ids("seq_cp"),
-                _n("seq_cp.empty-dst", "the destination is empty, or the source itself", "llama.h is silent about a destination that holds tokens; caches differ in what they do"),
-                _s("seq_cp.whole-on-split", "a part of a sequence is copied in unified caches only", 'src/llama-kv-cache.cpp seq_cp(): GGML_ASSERT(is_full && "seq_cp() is only supported for full KV buffers")'),
-                _s("seq_cp.range-dense", "a part of a sequence is copied in attention without a window only", 'src/llama-memory-recurrent.cpp seq_cp() ignores the range; src/llama-kv-cache-dsv4.cpp: GGML_ASSERT(p0 <= 0 && p1 < 0)'),
+                _n(
+                    "seq_cp.empty-dst",
+                    "the destination is empty, or the source itself",
+                    "llama.h is silent about a destination that holds tokens; caches differ in what they do",
+                ),
+                _s(
+                    "seq_cp.whole-on-split",
+                    "a part of a sequence is copied in unified caches only",
+                    'src/llama-kv-cache.cpp seq_cp(): GGML_ASSERT(is_full && "seq_cp() is only supported for full KV buffers")',
+                ),
+                _s(
+                    "seq_cp.range-dense",
+                    "a part of a sequence is copied in attention without a window only",
+                    "src/llama-memory-recurrent.cpp seq_cp() ignores the range; src/llama-kv-cache-dsv4.cpp: GGML_ASSERT(p0 <= 0 && p1 < 0)",
+                ),
             ),
             gets=(
-                _h("seq_cp.copied", "the copy has the history of the source", "Copy all tokens that belong to the specified sequence to another sequence"),
+                _h(
+                    "seq_cp.copied",
+                    "the copy has the history of the source",
+                    "Copy all tokens that belong to the specified sequence to another sequence",
+                ),
                 _n("seq_cp.pending", "whatever was pending on the source is pending on the copy"),
                 _n("seq_cp.source", "the source is untouched, and stays so whatever becomes of the copy"),
             ),
-            forms=("whole (-1, -1)", "whole (0, -1)", "prefix [-1, p)", "prefix [0, p)", "onto itself", "pending rollback", "split cache", "unified cache"),
+            forms=(
+                "whole (-1, -1)",
+                "whole (0, -1)",
+                "prefix [-1, p)",
+                "prefix [0, p)",
+                "onto itself",
+                "pending rollback",
+                "split cache",
+                "unified cache",
+            ),
         ),
         Contract(
             "seq_keep",
             "llama_memory_seq_keep",
             owes=(_ids("seq_keep"),),
-            gets=(_h("seq_keep.others", "all other sequences are empty, the kept one is untouched", "Removes all tokens that do not belong to the specified sequence"),),
+            gets=(
+                _h(
+                    "seq_keep.others",
+                    "all other sequences are empty, the kept one is untouched",
+                    "Removes all tokens that do not belong to the specified sequence",
+                ),
+            ),
             forms=("the only one", "others live", "an empty one", "split cache", "unified cache"),
         ),
         Contract(
@@ -237,11 +398,25 @@ CONTRACTS: dict[str, Contract] = {
             "llama_memory_seq_add",
             owes=(
                 _ids("seq_add"),
-                _h("seq_add.can-shift", "only where llama_memory_can_shift says so", "Check if the memory supports shifting"),
-                _n("seq_add.not-negative", "no position becomes negative", "llama.h is silent; src/llama-kv-cells.h pos_add() drops such cells"),
+                _h(
+                    "seq_add.can-shift",
+                    "only where llama_memory_can_shift says so",
+                    "Check if the memory supports shifting",
+                ),
+                _n(
+                    "seq_add.not-negative",
+                    "no position becomes negative",
+                    "llama.h is silent; src/llama-kv-cells.h pos_add() drops such cells",
+                ),
                 _n("seq_add.no-collision", "no two tokens of a sequence get one position"),
             ),
-            gets=(_h("seq_add.moved", "exactly the positions in the range have moved", "Adds relative position \"delta\" to all tokens that belong to the specified sequence and have positions in [p0, p1)"),),
+            gets=(
+                _h(
+                    "seq_add.moved",
+                    "exactly the positions in the range have moved",
+                    'Adds relative position "delta" to all tokens that belong to the specified sequence and have positions in [p0, p1)',
+                ),
+            ),
             forms=("whole, +", "whole, -", "tail, +", "tail, - (context shift)", "middle, -", "whole (0, -1)"),
         ),
         Contract(
@@ -249,11 +424,24 @@ CONTRACTS: dict[str, Contract] = {
             "llama_memory_seq_div",
             owes=(
                 _ids("seq_div"),
-                _h("seq_div.can-shift", "only where llama_memory_can_shift says so", "Check if the memory supports shifting"),
+                _h(
+                    "seq_div.can-shift",
+                    "only where llama_memory_can_shift says so",
+                    "Check if the memory supports shifting",
+                ),
                 _h("seq_div.d", "the divisor is at least 2", "Integer division of the positions by factor of `d > 1`"),
-                _n("seq_div.whole", "whole sequences only: a part divided would leave positions that collide with the rest"),
+                _n(
+                    "seq_div.whole",
+                    "whole sequences only: a part divided would leave positions that collide with the rest",
+                ),
             ),
-            gets=(_h("seq_div.divided", "exactly the positions in the range are divided", "Integer division of the positions by factor of `d > 1`"),),
+            gets=(
+                _h(
+                    "seq_div.divided",
+                    "exactly the positions in the range are divided",
+                    "Integer division of the positions by factor of `d > 1`",
+                ),
+            ),
             forms=("by 2", "by 3"),
         ),
         Contract(
@@ -262,7 +450,11 @@ CONTRACTS: dict[str, Contract] = {
             owes=(),
             gets=(
                 _h("clear.empty", "all sequences are empty", "Clear the memory contents"),
-                _h("clear.data", "with data, the buffers are cleared too", "If data == true, the data buffers will also be cleared together with the metadata"),
+                _h(
+                    "clear.data",
+                    "with data, the buffers are cleared too",
+                    "If data == true, the data buffers will also be cleared together with the metadata",
+                ),
             ),
             forms=("with data", "metadata only"),
         ),
@@ -270,11 +462,27 @@ CONTRACTS: dict[str, Contract] = {
             "reopen",
             "llama_free, llama_init_from_model",
             owes=(
-                _n("reopen.ubatch", "0 < n_ubatch <= n_batch", "llama.h: \"physical maximum batch size\" against \"logical maximum batch size\"; src/llama-context.cpp takes the smaller"),
+                _n(
+                    "reopen.ubatch",
+                    "0 < n_ubatch <= n_batch",
+                    'llama.h: "physical maximum batch size" against "logical maximum batch size"; src/llama-context.cpp takes the smaller',
+                ),
                 _s("reopen.n_seq_max", "n_seq_max >= 1", "src/llama-context.cpp: std::max(1u, params.n_seq_max)"),
-                _s("reopen.v-needs-fa", "a quantised V cache needs flash attention", "src/llama-context.cpp: quantized V cache was requested, but this requires Flash Attention"),
-                _s("reopen.head-size", "quantised K/V needs a head size that is a multiple of the block", "src/llama-context.cpp: K cache type ... with block size ... does not divide n_embd_head_k"),
-                _s("reopen.mixed-kv", "K and V have one type where the model wants it (deepseek4)", "src/llama-context.cpp: model does not support different K"),
+                _s(
+                    "reopen.v-needs-fa",
+                    "a quantised V cache needs flash attention",
+                    "src/llama-context.cpp: quantized V cache was requested, but this requires Flash Attention",
+                ),
+                _s(
+                    "reopen.head-size",
+                    "quantised K/V needs a head size that is a multiple of the block",
+                    "src/llama-context.cpp: K cache type ... with block size ... does not divide n_embd_head_k",
+                ),
+                _s(
+                    "reopen.mixed-kv",
+                    "K and V have one type where the model wants it (deepseek4)",
+                    "src/llama-context.cpp: model does not support different K",
+                ),
             ),
             gets=(
                 _n("reopen.empty", "all sequences are empty"),
@@ -297,7 +505,7 @@ CONTRACTS: dict[str, Contract] = {
             forms=("positions", "size", "size_all", "can_shift"),
         ),
     )
-}  # fmt: skip
+}
 
 FORMS: dict[str, tuple[str, ...]] = {op: c.forms for op, c in CONTRACTS.items()}
 CLAUSES: dict[str, Clause] = {clause.id: clause for c in CONTRACTS.values() for clause in (*c.owes, *c.gets)}
@@ -369,7 +577,7 @@ def _decode(op: Decode, v: View) -> list[str]:
         "n_batch" if n == v.params.n_batch else "",
         "one row" if n == 1 else "",
         "cache full" if any(v.end(s) + sum(p.n for p in op.parts if p.seq == s) > v.params.n_ctx for s in seqs) else "",
-    ]  # fmt: skip
+    ]
 
 
 def _draft(op: Draft, v: View) -> list[str]:

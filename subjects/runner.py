@@ -142,10 +142,20 @@ class Runner:
         f = self.shim.context_facts(ctx)
         m = self.model_facts
         self.facts = Facts(
-            n_vocab=m["n_vocab"], n_embd=m["n_embd"], recurrent=bool(m["recurrent"]), hybrid=bool(m["hybrid"]), n_swa=m["n_swa"],
-            n_layer=m["n_layer"], n_ctx=f["n_ctx"], n_ctx_seq=f["n_ctx_seq"], n_batch=f["n_batch"], n_ubatch=f["n_ubatch"],
-            n_seq_max=f["n_seq_max"], n_rs_seq=f["n_rs_seq"], can_shift=bool(f["can_shift"]),
-        )  # fmt: skip
+            n_vocab=m["n_vocab"],
+            n_embd=m["n_embd"],
+            recurrent=bool(m["recurrent"]),
+            hybrid=bool(m["hybrid"]),
+            n_swa=m["n_swa"],
+            n_layer=m["n_layer"],
+            n_ctx=f["n_ctx"],
+            n_ctx_seq=f["n_ctx_seq"],
+            n_batch=f["n_batch"],
+            n_ubatch=f["n_ubatch"],
+            n_seq_max=f["n_seq_max"],
+            n_rs_seq=f["n_rs_seq"],
+            can_shift=bool(f["can_shift"]),
+        )
         self.n_seq = params.n_seq_max
         self.next_pos = [0] * self.n_seq
         self.sink.facts(self.facts, params)

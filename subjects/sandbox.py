@@ -117,9 +117,14 @@ class Sandbox:
         passed = (req_r, rep_w, ctl_w, self._answers)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "subjects.child", *map(str, passed)],
-            pass_fds=passed, stdin=subprocess.DEVNULL, stdout=self._stderr, stderr=self._stderr, env=self._env, cwd=ROOT,
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            stdout=self._stderr,
+            stderr=self._stderr,
+            env=self._env,
+            cwd=ROOT,
             start_new_session=True,  # Ctrl-C in the terminal must not reach children: the campaign ends them
-        )  # fmt: skip
+        )
         for fd in (req_r, rep_w, ctl_w):
             os.close(fd)
         self._selector = selectors.DefaultSelector()

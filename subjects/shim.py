@@ -102,9 +102,20 @@ class Shim:
     def new_context(self, model: int, p: ContextParams) -> int | None:
         """Handle of a new context, None when the library refuses the parameters."""
         values = [
-            p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max, p.n_rs_seq, p.kv_unified, GGML_TYPE[p.type_k], GGML_TYPE[p.type_v],
-            p.flash_attn, p.swa_full, p.offload_kqv, p.n_threads, p.embeddings,
-        ]  # fmt: skip
+            p.n_ctx,
+            p.n_batch,
+            p.n_ubatch,
+            p.n_seq_max,
+            p.n_rs_seq,
+            p.kv_unified,
+            GGML_TYPE[p.type_k],
+            GGML_TYPE[p.type_v],
+            p.flash_attn,
+            p.swa_full,
+            p.offload_kqv,
+            p.n_threads,
+            p.embeddings,
+        ]
         handle = self._lib.rd_ctx_new(model, (ct.c_int32 * len(values))(*values))
         return None if handle is None else int(handle)
 

@@ -26,11 +26,15 @@ def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     top = argparse.ArgumentParser(
         prog="redraft",
-        description="Finds wrong state restores in llama.cpp: makes up programs of save, pollute, restore, roll back and redraft, runs "
-        "them on a real build in child processes, and says what came out wrong, with the smallest program that shows "
-        "it.",
-        epilog="Exit codes: 0 nothing new, 1 new findings (or a replay that fails), 2 usage or configuration, 3 nothing could be judged, "
-        "130 interrupted. `redraft VERB --help` teaches a verb.",
+        description=(
+            "Finds wrong state restores in llama.cpp: makes up programs of save, pollute, restore, roll back and "
+            "redraft, runs them on a real build in child processes, and says what came out wrong, with the smallest "
+            "program that shows it."
+        ),
+        epilog=(
+            "Exit codes: 0 nothing new, 1 new findings (or a replay that fails), 2 usage or configuration, 3 nothing "
+            "could be judged, 130 interrupted. `redraft VERB --help` teaches a verb."
+        ),
     )
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, module in VERBS.items():

@@ -53,6 +53,9 @@ RECIPE = Recipe(
     window=_WINDOW,
     n_vocab=VOCAB,
     n_embd=_WIDTH,
-    about="window of 16 in blocks 0, 1, 3, 4, full attention in 2, 5; honest split noise 2e-5, an old token moves logits by 1.1",
+    about=(
+        "window of 16 in blocks 0, 1, 3, 4, full attention in 2, 5; honest split noise 2e-5, an old token "
+        "moves logits by 1.1"
+    ),
     build=build,
 )
