@@ -22,6 +22,9 @@ from subjects.scenario import (
     Op,
     Reopen,
     Restore,
+    RestoreAll,
+    Save,
+    SaveAll,
     Scenario,
     SeqAdd,
     SeqCp,
@@ -76,9 +79,12 @@ def _ubatch_fix(params: ContextParams, _: Traits) -> ContextParams:
 
 def _stale_rollback(state: State, op: Op) -> bool:
     """Exact only if d <= min(n_rs_seq, k - 1); llama.cpp accepts every d <= n_rs_seq (shared/llama-facts.md)."""
-    if not isinstance(op, SeqRm) or state.traits.any_rollback or not state.n_rs:
+    if not isinstance(op, SeqRm) or not state.n_rs:
         return False
     d = state.tail_cut(op)
+    if state.traits.any_rollback:
+        # deepseek4 keeps its planes across decodes, but not the compressor rows of a block that was completed since
+        return d > state.seqs[op.seq].last_batch
     return 0 < d <= state.n_rs and not state.seqs[op.seq].pending and d > state.seqs[op.seq].k - 1
 
 
@@ -113,7 +119,7 @@ def _split_keep(state: State, op: Op) -> bool:
         or state.traits.any_rollback
     ):
         return False
-    return any(s.spans and i != op.seq for i, s in enumerate(state.seqs))
+    return any(state.maybe_live(i) and i != op.seq for i in range(len(state.seqs)))
 
 
 def _recurrent_all(state: State, op: Op) -> bool:
@@ -148,7 +154,11 @@ def _pending_copy(state: State, op: Op) -> bool:
 
 
 def _pending_wipe(state: State, op: Op) -> bool:
-    """llama_memory_recurrent::seq_rm() forgets a rollback for (0, -1) only, not when p1 is the end of the sequence."""
+    """llama_memory_recurrent::seq_rm() forgets a rollback for (0, -1) only, not when p1 is the end of the sequence, and
+    seq_keep() not at all.
+    """
+    if isinstance(op, SeqKeep):
+        return any((s.pending or s.haunted) and i != op.seq for i, s in enumerate(state.seqs))
     if not isinstance(op, SeqRm) or op.hi.at == "open" or op.seq < 0 or state.traits.any_rollback:
         return False
     p0, p1 = state.range(op)
@@ -160,6 +170,91 @@ def _abort_recurrent(state: State, op: Op) -> bool:
     never written.
     """
     return isinstance(op, Decode) and op.abort_after is not None and state.traits.recurrent
+
+
+def _moved_rollback(state: State, op: Op) -> bool:
+    """llama_memory_recurrent::find_slot() swaps cells and moves plane 0 only: after a decode of other sequences the
+    planes of a sequence may be another's.
+    """
+    if not isinstance(op, SeqRm) or not state.n_rs or state.traits.any_rollback or state.tail_cut(op) == 0:
+        return False
+    return state.accepts(op) and state.seqs[op.seq].passed
+
+
+def _queued_copy(state: State, op: Op) -> bool:
+    """llama_kv_cache::seq_cp() between streams only queues the copy, and states are read and written without it."""
+    match op:
+        case Save():
+            return op.seq in state.queued
+        case Restore():
+            return op.seq in state.queued and op.slot in state.slots
+        case SaveAll() | RestoreAll():
+            return bool(state.queued)
+        case _:
+            return False
+
+
+def _queued_shift(state: State, op: Op) -> bool:
+    """llama_kv_cache::seq_add() moves positions at once and rotates keys at the next decode: a state in between has the
+    new positions and the old keys; so has one whose shift was aborted.
+    """
+    if state.traits.memory == "recurrent":
+        return False
+    match op:
+        case Save():
+            return op.seq in state.shifted
+        case SaveAll():
+            return bool(state.shifted)
+        case Decode():
+            return op.abort_after is not None and bool(state.shifted)
+        case _:
+            return False
+
+
+def _half_restore(state: State, op: Op) -> bool:
+    """A restore that is refused in its second memory part leaves the first one restored or emptied (iswa, hybrid-iswa,
+    hybrid's attention half, dsv4), a whole-context restore what it had read by then.
+    """
+    if not isinstance(op, Restore | RestoreAll) or op.slot not in state.slots:
+        return False
+    slot = state.slots[op.slot]
+    layout = slot.params.kv_unified == state.params.kv_unified and slot.params.n_seq_max == state.params.n_seq_max
+    layout = layout and slot.params.swa_full == state.params.swa_full and slot.params.n_ctx <= state.params.n_ctx
+    refused = slot.corrupted or not state.fits(slot) or not layout
+    return refused and (isinstance(op, RestoreAll) or state.traits.parts)
+
+
+def _empty_restore(state: State, op: Op) -> bool:
+    """llama_kv_cache::state_read_sinfo() skips a stream without cells before anything was removed from the target."""
+    if not isinstance(op, Restore) or op.slot not in state.slots or state.traits.memory == "recurrent":
+        return False
+    return state.saved_empty(op.slot) and state.maybe_live(op.seq)
+
+
+def _device_regrow(state: State, op: Op) -> bool:
+    """The device store is allocated anew when its total size changes, not when it is cut into more ranges."""
+    if not isinstance(op, Save) or not op.flags & ON_DEVICE or not state.device_saved(op.seq):
+        return False
+    return state.traits.window > 0 or state.params.kv_unified
+
+
+def _window_purge(state: State, op: Op) -> bool:
+    """llama_kv_cache::prepare() tries the slots of all micro-batches and puts back only the cells that it took, not
+    those that apply_ubatch() purged behind the window with them: the first micro-batches then miss them.
+    """
+    if not isinstance(op, Decode) or not state.traits.window or state.params.swa_full or not state.holes:
+        return False
+    if len(state.rows(op)) <= state.params.n_ubatch:
+        return False
+    return any(state.length(p.seq) and state.end(p.seq) + p.n > state.traits.window for p in op.parts)
+
+
+def _file_cut(state: State, op: Op) -> bool:
+    """llama_context::state_seq_load_file() asserts that what it read was there."""
+    if not isinstance(op, Restore | RestoreAll) or op.slot not in state.slots:
+        return False
+    slot = state.slots[op.slot]
+    return slot.medium == "file" and slot.corrupted
 
 
 def _shift_type(state: State, op: Op) -> bool:
@@ -223,6 +318,16 @@ AVOIDANCES: dict[str, Avoidance] = {
             "a decode that aborts on a recurrent memory: the state is neither old nor new",
             _abort_recurrent,
         ),
+        Avoidance(
+            "moved-rollback", "rollback of a sequence after others were decoded: another's planes", _moved_rollback
+        ),
+        Avoidance("queued-copy", "save or restore between seq_cp and the next decode, kv_unified off", _queued_copy),
+        Avoidance("queued-shift", "save between seq_add or seq_div and the next decode", _queued_shift),
+        Avoidance("half-restore", "a refused restore leaves memory parts in different states", _half_restore),
+        Avoidance("empty-restore", "restore of an empty sequence's state leaves the target as it was", _empty_restore),
+        Avoidance("window-purge", "a batch of several micro-batches drops window cells that it needs", _window_purge),
+        Avoidance("file-cut", "load of a truncated session file: assertion abort", _file_cut),
+        Avoidance("device-regrow", "a second on-device save with other cell ranges: abort", _device_regrow),
         Avoidance("shift-bf16", "seq_add or seq_div with a BF16 K cache: abort at the next decode", _shift_type),
         Avoidance(
             "shift-window-hybrid", "seq_add or seq_div on a hybrid with a window: assertion abort", _shift_window

@@ -158,7 +158,10 @@ def prepare(out: Path, plan: Plan, *, resume: bool) -> None:
     elif file.exists():
         raise CampaignError(f"{out} holds a campaign; add --resume to go on with it, or give another --out")
     else:
-        write_atomically(file, msgspec.json.format(msgspec.json.encode(plan), indent=2))
+        try:
+            write_atomically(file, msgspec.json.format(msgspec.json.encode(plan), indent=2))
+        except OSError as e:
+            raise CampaignError(f"cannot write into {out}: {e.strerror}") from None
 
 
 def found_so_far(out: Path) -> list[dict[str, Any]]:
@@ -206,7 +209,7 @@ def run(
                 shim=str(shim),
                 build=plan.build,
                 cache=str(cache),
-                out=str(out),
+                out=str(out.resolve()),  # a job works in another directory
                 seed=plan.seed,
                 job=j,
                 jobs=plan.jobs,

@@ -8,6 +8,7 @@ of jobs only, and (with
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import resource
 import signal
@@ -107,6 +108,8 @@ class Job:
                 model = next((m for m in self.config.models if m.ref == left.model), None)
                 if model is not None and not self.stopped:
                     self._examine(left, model, observed=False)
+            if not self.stopped:
+                self.journal.settled()  # what is not a violation any more would be tried at every --resume
             while not self.over():
                 self._slice()
         finally:
@@ -286,6 +289,9 @@ def events(data: bytes) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Entry of a job process: its configuration is on standard input."""
+    if sys.platform == "linux":
+        # PR_SET_PDEATHSIG: a job that outlived its campaign by a reduction would write into what --resume works on
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=JobConfig)
     Job(config).run()
 

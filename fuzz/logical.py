@@ -63,9 +63,9 @@ class Seq:
     unsure: bool = False
     copied: bool = False  # not decoded since it was copied
     haunted: bool = False  # wiped with (0, end) while a rollback waited, and not decoded since
-    cell: int = (
-        0  # equal and not 0: shares its recurrent cell with another sequence (after a copy, until either decodes)
-    )
+    passed: bool = False  # another sequence was decoded since its own last decode
+    # equal and not 0: shares its recurrent cell with another sequence (after a copy, until either decodes)
+    cell: int = 0
 
     @property
     def length(self) -> int:
@@ -112,9 +112,13 @@ class State:
     slots: dict[int, Slot] = field(default_factory=dict)
     epoch: int = 0
     serial: int = 0
-    device: dict[int, int] = field(
-        default_factory=dict
-    )  # sequence -> serial of its newest on-device save in this context
+    # sequence -> serial of its newest on-device save in this context
+    device: dict[int, int] = field(default_factory=dict)
+    # sequences with a copy between streams, or a shift of their keys, that waits for the next decode
+    queued: set[int] = field(default_factory=set)
+    # cells were freed in this context, so that new rows may go before older ones
+    holes: bool = False
+    shifted: set[int] = field(default_factory=set)
     unique: int = 0
 
     def __post_init__(self) -> None:
@@ -124,6 +128,8 @@ class State:
         self.params = params
         self.seqs = [Seq() for _ in range(params.n_seq_max)]
         self.device = {}
+        self.queued, self.shifted = set(), set()
+        self.holes = False
         self.n_rs = params.n_rs_seq if self.traits.rollback else 0
 
     # --- queries
@@ -210,6 +216,10 @@ class State:
         d = self.tail_cut(op)
         return d == 0 or (d <= self.n_rs and not self.seqs[op.seq].pending)
 
+    def maybe_live(self, seq: int) -> bool:
+        """The sequence holds something, or may: an aborted decode or a refused restore left it open."""
+        return 0 <= seq < len(self.seqs) and (bool(self.seqs[seq].spans) or self.seqs[seq].unsure)
+
     def shared(self, seq: int) -> bool:
         """Another sequence has the same recurrent cell (src/llama-memory-recurrent.cpp seq_cp() copies no state)."""
         cell = self.seqs[seq].cell
@@ -236,11 +246,13 @@ class State:
 
     def apply(self, op: Op) -> None:
         """Move on as if `op` had been executed; ids out of range change nothing."""
+        self.holes = self.holes or isinstance(op, SeqRm | SeqKeep | Clear | Restore | RestoreAll | SeqAdd)
         match op:
             case Decode():
                 self._decode(op)
             case Draft():
                 self._grow(op.seq, op.n, self._fresh(), 1)
+                self._pass({op.seq})
             case Save() if 0 <= op.seq < len(self.seqs):
                 self._put(op.slot, False, op.flags, op.medium, op.seq, [self.seqs[op.seq].copy()])
             case SaveAll():
@@ -254,7 +266,7 @@ class State:
             case SeqCp() if op.src != op.dst and 0 <= op.src < len(self.seqs) and 0 <= op.dst < len(self.seqs):
                 self._copy(op)
             case SeqKeep():
-                self.seqs = [s if i == op.seq else Seq() for i, s in enumerate(self.seqs)]
+                self.seqs = [s if i == op.seq else Seq(haunted=s.pending or s.haunted) for i, s in enumerate(self.seqs)]
             case SeqAdd() | SeqDiv() if 0 <= op.seq < len(self.seqs):
                 self._shift(op)
             case Clear():
@@ -266,6 +278,12 @@ class State:
                 self.slots[op.slot].corrupted = True
             case _:
                 pass
+
+    def _pass(self, decoded: set[int]) -> None:
+        """A decode happened: what was queued is done, and the sequences that it left out were passed by."""
+        self.queued, self.shifted = set(), set()
+        for i, s in enumerate(self.seqs):
+            s.passed = i not in decoded
 
     def _fresh(self) -> int:
         self.unique -= 1
@@ -285,6 +303,7 @@ class State:
         s.copied = s.haunted = False
 
     def _decode(self, op: Decode) -> None:
+        self._pass({part.seq for part in op.parts})
         if op.abort_after is not None:
             for part in op.parts:
                 if 0 <= part.seq < len(self.seqs):
@@ -376,6 +395,10 @@ class State:
             new.edited = new.edited or p0 > 0
         new.pending, new.copied, new.haunted = False, True, self.seqs[op.dst].haunted
         src.cell = new.cell = src.cell or -self._fresh()
+        if not self.params.kv_unified and self.traits.memory != "recurrent" and new.spans:
+            self.queued |= {op.src, op.dst}
+        if op.src in self.shifted:
+            self.shifted.add(op.dst)
         self.seqs[op.dst] = new if new.spans else Seq()
 
     def _shift(self, op: SeqAdd | SeqDiv) -> None:
@@ -390,6 +413,7 @@ class State:
             return
         if not inside or (isinstance(op, SeqAdd) and op.delta == 0):
             return
+        self.shifted.add(op.seq)
         s.spans = spans_join([*outside, *moved])
         s.next = s.spans[-1][1]
         s.history, s.edited = ((self._fresh(), s.next),), True

@@ -47,7 +47,7 @@ class Progress:
                 Text.assemble(("found  ", "bold red" if event["known"] is None else "yellow"), finding_line(event))
             )
         if event and event["event"] == "trouble":
-            self.console.print(f"[red]{event['text']}[/]")
+            self.console.print(Text(event["text"], style="red"))
         if self._live:
             self._live.update(live(status))
         elif time.monotonic() - self._last > PLAIN_EVERY:
@@ -107,14 +107,16 @@ def final(result: Result, console: Console) -> None:
             state = Text(f"known: {f['known']}", style="yellow") if f["known"] else Text("NEW", style="bold red")
             table.add_row(
                 state,
-                f["signature"],
+                Text(f["signature"]),  # an assertion's text may look like markup
                 f["kind"],
                 str(f["operations"]),
                 "{} of {}".format(*f["reproduced"]),
                 f["path"].rsplit("/", 1)[-1],
             )
         console.print(table)
-        console.print(f"Folders are in {s.out / 'findings'}; each README.md there can be pasted into a bug report.")
+        console.print(
+            f"Folders are in {s.out / 'findings'}; each README.md there can be pasted into a bug report.", markup=False
+        )
     else:
         console.print("Nothing was found.")
     n = s.total("scenarios")

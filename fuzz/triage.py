@@ -171,10 +171,11 @@ def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str 
     if check.kind != "rows" or check.seq < 0 or violation.oracle == "purity":
         return min(check.step, len(scenario.ops) - 1)
     for k in range(1, check.step + 1):
-        probe = Decode(parts=(Part(seq=check.seq, n=4, stream=77, out="all"),))
-        part = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], probe))
+        # one-row and many-row batches run through other kernels
+        probes = (Draft(seq=check.seq, n=2, stream=77), Decode(parts=(Part(seq=check.seq, n=4, stream=77, out="all"),)))
+        part = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], *probes))
         run = judge.judge(part, fresh=True, fault=fault, observed=False, variants=False)
-        if any(r.wrong for r in run.account.compared if r.claim.seq == check.seq and r.claim.step == k):
+        if any(r.wrong for r in run.account.compared if r.claim.seq == check.seq and r.claim.step >= k):
             return k - 1
         if run.account.ledger.trace.end.how != "ok":
             break

@@ -33,6 +33,10 @@ FAR = 10.0
 # Below so many units in the last place of the largest logit nothing is told apart: the sum of some dozens of float32
 # terms.
 FLOOR_ULPS = 64.0
+# Where K/V are stored with fewer bits, noise can tip one stored value over to its neighbour. That happens too seldom to
+# be met by a handful of prompts, so a quarter of one such step at the size of the largest logit always counts as
+# honest.
+STEP = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 2.0**-8, "q4_0": 2.0**-4}
 PROMPTS = 5
 
 Run = Callable[[Sequence[Scenario]], list[Trace]]
@@ -50,8 +54,20 @@ class Measured(msgspec.Struct):
 
 
 def arithmetic(p: ContextParams) -> ContextParams:
-    """The parameters that arithmetic depends on; the rest at values that let the measuring programs run."""
-    return msgspec.structs.replace(p, n_ctx=256, n_batch=64, n_ubatch=32, n_seq_max=2, n_rs_seq=min(p.n_rs_seq, 4))
+    """The parameters that honest differences depend on; the rest at values that let the measuring programs run.
+
+    Threads, batch sizes and kept recurrent states are the same on both sides of every comparison.
+    """
+    return ContextParams(
+        n_batch=128,
+        kv_unified=p.kv_unified,
+        type_k=p.type_k,
+        type_v=p.type_v,
+        flash_attn=p.flash_attn,
+        swa_full=p.swa_full,
+        offload_kqv=p.offload_kqv,
+        embeddings=p.embeddings,
+    )
 
 
 class Bands:
@@ -62,7 +78,7 @@ class Bands:
 
     def __init__(self, run: Run, model: ModelRef, build: str, folder: Path | None):
         self._run, self._model = run, model
-        name = hashlib.sha256(f"{build}|{model.sha256}|{model.n_gpu_layers}|3".encode()).hexdigest()[:16]
+        name = hashlib.sha256(f"{build}|{model.sha256}|{model.n_gpu_layers}|4".encode()).hexdigest()[:16]
         self._file = folder / "bands" / f"{name}.json" if folder else None
         self._known: dict[ContextParams, Measured] = {}
         self._stored: dict[str, Measured] = {}
@@ -87,7 +103,10 @@ class Bands:
         """Largest absolute difference that counts as honest for a history with these composition changes."""
         m = self.measured(params)
         seen = m.hidden if hidden else m.logits
-        floor = FLOOR_ULPS * float(np.finfo(np.float32).eps) * (m.hidden_scale if hidden else m.scale)
+        scale = m.hidden_scale if hidden else m.scale
+        floor = (
+            max(FLOOR_ULPS * float(np.finfo(np.float32).eps), STEP[params.type_k] / 4, STEP[params.type_v] / 4) * scale
+        )
         # "split" always counts: which rows are output, and where a cut history ends, already changes kernels
         return max([floor, *(SAFETY * seen.get(k, 0.0) for k in {"split", *kinds})])
 

@@ -8,7 +8,7 @@ from oracles.base import Oracle, OracleFailure
 from oracles.ledger import History, Moment
 from oracles.rows import NAME_OF
 from oracles.verdict import Check, Verdict, Violation
-from subjects.scenario import Restore, RestoreAll, Save, SaveAll
+from subjects.scenario import Ask, Restore, RestoreAll, Save, SaveAll
 
 RULE_SIZE = (
     'llama.h says that the size query gives "the exact size needed" and that saving and restoring return '
@@ -39,7 +39,25 @@ class BlobContract(Oracle):
         """Judge every save and restore."""
         bad: list[Violation] = []
         compared = 0
+        promised: dict[tuple[int, int], tuple[int, int]] = {}
         for m in account.ledger.moments:
+            if m.touched:
+                promised.clear()
+            if isinstance(m.op, Ask) and m.op.what == "size" and m.step.value is not None:
+                promised[m.op.seq, m.op.flags] = (m.step.value, m.step.op)
+            if isinstance(m.op, Save) and m.op.medium == "buffer" and m.step.blobs:
+                asked = promised.get((m.op.seq, m.op.flags))
+                compared += asked is not None
+                if asked is not None and asked[0] != m.step.blobs[0].size:
+                    because = (
+                        f"Operation {asked[1]} was told a size of {asked[0]} bytes and nothing changed since, so "
+                        f"operation "
+                        f"{m.step.op} must be told the same; but it was told {m.step.blobs[0].size}."
+                    )
+                    check = Check(kind="answer", step=m.step.op, seq=m.op.seq, expected=(asked[0],))
+                    bad.append(
+                        Violation(oracle=self.name, key="blob:asked:save", rule=RULE_SIZE, because=because, check=check)
+                    )
             if m.step.done and not m.step.skipped and m.step.blobs:
                 n, found = self._save(m) if isinstance(m.op, Save | SaveAll) else self._restore(m)
                 compared += n

@@ -24,20 +24,24 @@ def _edge(p: int) -> Edge:
     return OPEN if p < 0 else Edge(at="start", d=p)
 
 
-def _op(seq: int, item: Item) -> AnyOp:
+def _ops(seq: int, item: Item, n_batch: int) -> list[AnyOp]:
     if isinstance(item, Edit):
         lo, hi = _edge(item.args[0]), _edge(item.args[1])
         if item.call == "seq_rm":
-            return SeqRm(seq=seq, lo=lo, hi=hi)
+            return [SeqRm(seq=seq, lo=lo, hi=hi)]
         if item.call == "seq_add":
-            return SeqAdd(seq=seq, lo=lo, hi=hi, delta=item.args[2])
-        return SeqDiv(seq=seq, lo=lo, hi=hi, d=item.args[2])
-    return Decode(parts=(Part(seq=seq, n=len(item.tokens), tokens=item.tokens, out=item.out),))
+            return [SeqAdd(seq=seq, lo=lo, hi=hi, delta=item.args[2])]
+        return [SeqDiv(seq=seq, lo=lo, hi=hi, d=item.args[2])]
+    # rows that were decoded in a context with larger batches, before a reopen, have to be cut into several
+    pieces = [item.tokens[i : i + n_batch] for i in range(0, len(item.tokens), n_batch)]
+    outs = [item.out if item.out != "last" or i == len(pieces) - 1 else "none" for i in range(len(pieces))]
+    return [Decode(parts=(Part(seq=seq, n=len(t), tokens=t, out=out),)) for t, out in zip(pieces, outs, strict=True)]
 
 
 def solo(model: ModelRef, params: ContextParams, seq: int, chain: Sequence[Item]) -> Scenario:
     """The program that decodes one history in a clean context, same parameters and sequence id."""
-    return Scenario(model=model, params=params, ops=tuple(_op(seq, item) for item in chain), note="reference: solo")
+    ops = tuple(op for item in chain for op in _ops(seq, item, params.n_batch))
+    return Scenario(model=model, params=params, ops=ops, note="reference: solo")
 
 
 def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:

@@ -147,7 +147,7 @@ class _Worker:
             self.answers.frame(REFUSED, str(e).encode())
             return
         key = (model, done.params)
-        if done.reusable and not job.fresh and key not in self.pool:
+        if done.reusable and not job.fresh and not job.fault and key not in self.pool:
             self.pool[key] = done.ctx
             if len(self.pool) > _POOLED_KINDS:
                 self.shim.free_context(self.pool.pop(next(iter(self.pool))))

@@ -128,7 +128,7 @@ class Runner:
         last = next((op for op in reversed(scenario.ops) if not isinstance(op, Ask)), None)
         # Copies between streams and position shifts wait for the next decode; a context that still owes one is not
         # reused.
-        settled = isinstance(last, Decode | Draft)
+        settled = isinstance(last, Decode | Draft) and self._step.rc == 0
         return Outcome(self.ctx, self.params, self.clean and settled)
 
     # --- contexts -----------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from fuzz.models import BadModel, resolve
 from fuzz.show import Progress, final
 from subjects.builds import environment
 from subjects.planted import FAULTS
+from subjects.sandbox import SandboxError
 
 HELP = "find wrong restores: generate, run, judge, reduce, report"
 
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     b = bench(args.build)
     try:
         models = resolve(args.model, b.models, b.shim)
-    except BadModel as e:
+    except (BadModel, SandboxError) as e:
         raise Usage(str(e)) from None
     before = read_json(out / "campaign.json") if args.resume else None
     seed = (
@@ -133,7 +134,8 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             console.print(
                 f"Testing {b.build.name} ({b.build.fingerprint}) with {', '.join(m.label for m in models)}; seed "
-                f"{seed}, {jobs} jobs, into {out}"
+                f"{seed}, {jobs} jobs, into {out}",
+                markup=False,
             )
         with Progress(console, quiet=args.json and not console.is_terminal) as listen:
             result = campaign.run(

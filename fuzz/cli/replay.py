@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 
 from fuzz.cli.common import Bench, Usage, add_build, add_json, bench, expand, judge_of, read
 from fuzz.finding import Finding
@@ -47,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     for r in results:
         style = {"FIXED": "green", "FAILED": "red", "FLAKY": "yellow", "ERROR": "magenta"}[r["verdict"]]
         console.print(
-            f"[bold {style}]{r['verdict']:6}[/] {r['shown']} of {r['runs']}  {r['path']}"
-            + (f"  {r['text']}" if r["text"] else ""),
+            f"[bold {style}]{r['verdict']:6}[/] {r['shown']} of {r['runs']}  {escape(r['path'])}"
+            + (f"  {escape(r['text'])}" if r["text"] else ""),
             highlight=False,
         )
         if args.verbose or r["verdict"] in ("FAILED", "FLAKY"):

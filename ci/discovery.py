@@ -1,0 +1,201 @@
+"""How soon the five faults that started redraft are found: from each seed a campaign of its own, without avoidance.
+
+  ci/discovery
+  ci/discovery --seeds 3 --seconds 60 --keep out/discovery
+
+A trial counts as found when a finding is known by the fault's name. What was not found in time is shown as "-" and
+counts as not found: no trial is left out. Time is from the campaign's start to the finished (confirmed, reduced,
+written) finding. Exit 0 when each fault is found in at least 9 of 10 trials and reduced to at most 6 operations,
+1 when not, 2 when a campaign could not be run, 130 when interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+REDRAFT = [str(Path(sys.executable).with_name("redraft"))]
+FAULTS = ("ubatch-rollback", "device-corrupt", "device-foreign", "device-older", "stale-rollback")
+SHARE = 0.9
+OPERATIONS = 6
+
+
+class Stop(Exception):
+    """A campaign could not be run; the message says why."""
+
+
+def main() -> int:
+    """Entry."""
+    p = argparse.ArgumentParser(
+        prog="ci/discovery", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "--seeds", type=_at_least_one, default=10, metavar="N", help="trials, with seeds 1 to N (default 10)"
+    )
+    p.add_argument("--seconds", type=float, default=90.0, metavar="S", help="length of each (default 90)")
+    p.add_argument("--jobs", type=_at_least_one, metavar="J", help="processes of each (default: one for each core)")
+    p.add_argument("--build", type=Path, metavar="DIR", help="another llama.cpp, as for `redraft fuzz`")
+    p.add_argument("--keep", type=Path, metavar="DIR", help="keep the campaigns there (default: removed at the end)")
+    p.add_argument("--json", action="store_true", help="one JSON document on standard output, for machines")
+    args = p.parse_args()
+    console = Console(stderr=args.json)
+    scratch = Path(tempfile.mkdtemp(prefix="redraft-discovery-")) if args.keep is None else args.keep.resolve()
+    trials: list[dict[str, Any]] = []
+    try:
+        for seed in range(1, args.seeds + 1):
+            trials.append(trial(args, seed, scratch / f"seed-{seed}"))
+            console.print(line(trials[-1]), highlight=False)
+    except Stop as e:
+        print(f"ci/discovery: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if args.keep is None:
+            shutil.rmtree(scratch, ignore_errors=True)
+    result = summary(trials, args.seconds)
+    show(result, console)
+    if args.json:
+        print(json.dumps(result, indent=2))
+    return 0 if result["reached"] else 1
+
+
+def _at_least_one(text: str) -> int:
+    if (n := int(text)) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return n
+
+
+def trial(args: argparse.Namespace, seed: int, out: Path) -> dict[str, Any]:
+    """One campaign: for each fault when it was found (None: not in time), and the size of its smallest program."""
+    command = [*REDRAFT, "fuzz", "--avoid", "never", "--minutes", f"{args.seconds / 60:.6f}", "--seed", str(seed)]
+    command += ["--out", str(out), "--json"]
+    command += ["--jobs", str(args.jobs)] if args.jobs else []
+    command += ["--build", str(args.build.resolve())] if args.build else []
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        # a finding that is being reduced at the end of the time is still finished
+        text, _ = process.communicate(timeout=args.seconds + 300)
+    except BaseException as e:
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+        if isinstance(e, subprocess.TimeoutExpired):
+            raise Stop(f"the campaign with seed {seed} did not end") from None
+        raise
+    if process.returncode == 130:
+        raise KeyboardInterrupt
+    if not text:
+        raise Stop(f"the campaign with seed {seed} ended with {process.returncode}; try {' '.join(command)}")
+    document = json.loads(text)
+    faults: dict[str, Any] = dict.fromkeys(FAULTS)
+    for f in document["findings"]:
+        name = f["known"]
+        if name not in faults:
+            continue
+        at = since_start(out, Path(f["path"]))
+        before = faults[name] or {"seconds": None, "operations": f["operations"], "largest": 0, "findings": 0}
+        faults[name] = {
+            "seconds": at if before["seconds"] is None else min(at, before["seconds"]),
+            "operations": min(before["operations"], f["operations"]),
+            "largest": max(before["largest"], f["operations"]),
+            "findings": before["findings"] + 1,
+        }
+    others = sorted({f["signature"] for f in document["findings"] if f["known"] is None})
+    return {
+        "seed": seed,
+        "exit": process.returncode,
+        "scenarios": document["scenarios"],
+        "per_second": document["per_second"],
+        "faults": faults,
+        "findings": len(document["findings"]),
+        "new": others,
+    }
+
+
+def since_start(out: Path, folder: Path) -> float:
+    """Seconds from a campaign's start to a finding: from the times of their files, which are written once."""
+    start = (out / "campaign.json").stat().st_mtime
+    return round((folder / "finding.json").stat().st_mtime - start, 1)
+
+
+def line(t: dict[str, Any]) -> str:
+    """A trial in one line, as soon as it is over."""
+    found = sum(f is not None for f in t["faults"].values())
+    return (
+        f"seed {t['seed']}: {found} of {len(FAULTS)} faults; {t['scenarios']} scenarios ({t['per_second']:.0f}/s), "
+        f"{t['findings']} findings, {len(t['new'])} of them new"
+    )
+
+
+def summary(trials: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """All trials against the figure."""
+    need = math.ceil(SHARE * len(trials))
+    faults = {}
+    for name in FAULTS:
+        got = [t["faults"][name] for t in trials if t["faults"][name]]
+        times = sorted(g["seconds"] for g in got)
+        # censored trials count as later than all others, so that the median is one of all trials
+        middle = (len(trials) - 1) // 2
+        operations = max((g["operations"] for g in got), default=None)
+        faults[name] = {
+            "found": len(got),
+            "of": len(trials),
+            "median_seconds": times[middle] if middle < len(times) else None,
+            "max_operations": operations,
+            "largest": max((g["largest"] for g in got), default=None),
+            "reached": len(got) >= need and operations is not None and operations <= OPERATIONS,
+        }
+    return {
+        "seconds": seconds,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "needed": need,
+        "reached": all(f["reached"] for f in faults.values()),
+        "faults": faults,
+        "trials": trials,
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """The table: a row for each trial, a column for each fault."""
+    limit = f"{result['seconds']:g} s"
+    title = f"Seconds to the first finding, and the operations of its smallest program; - means not found in {limit}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("seed")
+    for name in FAULTS:
+        table.add_column(name.replace("-", "-\n"), justify="right")
+    for t in result["trials"]:
+        cells = (t["faults"][n] for n in FAULTS)
+        table.add_row(str(t["seed"]), *(f"{c['seconds']:.0f} s, {c['operations']}" if c else "-" for c in cells))
+    table.add_section()
+    each = [result["faults"][n] for n in FAULTS]
+    table.add_row("found", *(f"{f['found']} of {f['of']}" for f in each))
+    table.add_row("median", *("-" if f["median_seconds"] is None else f"{f['median_seconds']:.0f} s" for f in each))
+    table.add_row("max operations", *("-" if f["max_operations"] is None else str(f["max_operations"]) for f in each))
+    console.print(table)
+    missed = [n for n in FAULTS if not result["faults"][n]["reached"]]
+    figure = f"each in at least {result['needed']} of {len(result['trials'])}, at most {OPERATIONS} operations"
+    console.print(
+        f"{'missed' if missed else 'reached'}: {figure}" + (f"; not so {', '.join(missed)}" if missed else ""),
+        style="bold red" if missed else "bold green",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""Campaigns as people run them: the command in a process of its own, on a real libllama, a few dozen programs each."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fuzz import finding
+from fuzz.known import load_all
+from subjects.planted import CANARY
+
+ROOT = Path(__file__).resolve().parents[2]
+REDRAFT = str(Path(sys.executable).with_name("redraft"))
+# on one model, in one process, one planted fault and nothing else
+PLANTED = ("fuzz", "--model", "llama", "--plant", CANARY, "--avoid", "always", "--seed", "3", "--reduce-seconds", "60")
+REAL = ("fuzz", "--model", "llama", "--avoid", "never", "--seed", "3", "--reduce-seconds", "60")
+KEYS = {"seed", "jobs", "scenarios", "per_second", "seconds", "unknown", "unreproduced", "interrupted", "reasons"}
+KEYS |= {"coverage", "memory_kb", "findings"}
+FINDING_KEYS = {"signature", "title", "kind", "oracle", "memory", "known", "reproduced", "operations", "path"}
+# nothing here waits by the clock for what should happen, only for what must not take for ever
+PATIENCE = 120.0
+
+
+def redraft(*args: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [REDRAFT, *map(str, args)], cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+
+
+def document(done: subprocess.CompletedProcess[str], code: int) -> dict[str, Any]:
+    """The one document on standard output."""
+    assert done.returncode == code, done.stdout[-2000:] + done.stderr[-2000:]
+    value = json.loads(done.stdout)
+    assert isinstance(value, dict)
+    return value
+
+
+def signatures(value: dict[str, Any]) -> set[str]:
+    return {f["signature"] for f in value["findings"]}
+
+
+def whole(out: Path) -> None:
+    """Everything that was found can be read, and nothing half-made is there."""
+    for folder in (out / "findings").iterdir():
+        finding.load(folder)
+        finding.load_traces(folder)
+    assert not [p for p in out.rglob("*") if p.name.startswith((".new-", ".old-", "pending-"))]
+
+
+@contextmanager
+def running(*args: object) -> Iterator[subprocess.Popen[str]]:
+    """A campaign that would go on for long; nothing of it is left afterwards."""
+    process = subprocess.Popen(
+        [REDRAFT, *map(str, args)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "COLUMNS": "2000"},
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(PATIENCE)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def test_nothing_new_is_exit_0(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = document(
+        redraft(
+            "fuzz", "--model", "mamba2", "--avoid", "always", "--scenarios", 60, "--seed", 3, "--out", out, "--json"
+        ),
+        0,
+    )
+    assert done["findings"] == []
+    assert done["scenarios"] >= 60
+    assert done["unknown"] < done["scenarios"]
+
+
+def test_planted_fault_is_exit_1_and_the_seed_fixes_what_is_generated(tmp_path: Path) -> None:
+    args = (*PLANTED, "--jobs", 2, "--scenarios", 40)
+    one = document(redraft(*args, "--out", tmp_path / "one", "--json"), 1)
+    two = document(redraft(*args, "--out", tmp_path / "two", "--json"), 1)
+    assert set(one) >= KEYS
+    assert all(set(f) >= FINDING_KEYS for f in one["findings"])
+    assert all(f["known"] is None and Path(f["path"]).is_dir() for f in one["findings"])
+    assert one["findings"]
+    assert (one["seed"], one["jobs"], one["interrupted"]) == (3, 2, False)
+    assert one["scenarios"] == 40
+    assert one["coverage"] == two["coverage"]
+    assert signatures(one) == signatures(two)
+    whole(tmp_path / "one")
+
+    # goes on where it was, keeps what it has, and says so
+    more = document(redraft(*args[:-1], 50, "--out", tmp_path / "one", "--resume", "--fail-on", "never", "--json"), 0)
+    assert more["scenarios"] == 50
+    assert signatures(more) >= signatures(one)
+    whole(tmp_path / "one")
+
+    # what is planted is not in the build: a replay does not show it
+    replayed = redraft("replay", one["findings"][0]["path"], "--json")
+    assert {r["verdict"] for r in document(replayed, 0)["results"]} == {"FIXED"}
+
+    other = redraft(*args, "--out", tmp_path / "one", "--resume", "--misuse")
+    assert other.returncode == 2
+    assert "started with another misuse" in " ".join(other.stderr.split())
+
+
+def test_relative_paths_are_of_the_directory_it_is_started_in(tmp_path: Path) -> None:
+    done = document(redraft(*PLANTED, "--jobs", 1, "--scenarios", 20, "--out", "mine", "--json", cwd=tmp_path), 1)
+    assert {p.name for p in (tmp_path / "mine").iterdir()} == {"campaign.json", "findings", "state"}
+    assert all((tmp_path / f["path"]).is_dir() for f in done["findings"])
+    assert not (ROOT / "mine").exists()
+
+
+def test_usage_errors_are_exit_2_with_a_message_and_nothing_on_stdout(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF that is none")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "campaign.json").write_text("{}")
+    (tmp_path / "file").write_text("")
+    cases = {
+        ("--model", "no-such-model"): "no-such-model",
+        ("--model", tmp_path / "broken.gguf"): "broken.gguf",
+        ("--plant", "no-such-fault"): CANARY,
+        ("--resume", "--out", tmp_path / "never-begun"): "no campaign",
+        ("--out", tmp_path / "used"): "--resume",
+        ("--out", tmp_path / "file"): "cannot write",
+        ("--build", tmp_path): "llama.cpp",
+        ("--scenarios", "0"): "at least 1",
+    }
+    for args, message in cases.items():
+        done = redraft("fuzz", "--scenarios", 5, "--out", tmp_path / "out", *args, "--json")
+        assert (done.returncode, done.stdout) == (2, ""), (args, done.stderr)
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_nothing_judged_is_exit_3(tmp_path: Path) -> None:
+    done = document(redraft("fuzz", "--model", "llama", "--minutes", "0.00001", "--out", tmp_path / "out", "--json"), 3)
+    assert (done["scenarios"], done["findings"]) == (0, [])
+
+
+def test_ctrl_c_is_exit_130_and_keeps_what_was_found(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with running(*PLANTED, "--jobs", 2, "--scenarios", 100_000, "--out", out, "--json") as process:
+        until = time.monotonic() + PATIENCE
+        while not any(out.glob("findings/[!.]*")) and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        text = process.stdout.read()
+        assert process.wait(PATIENCE) == 130
+    done = json.loads(text)
+    assert done["interrupted"] is True
+    assert signatures(done)
+    assert {Path(f["path"]).name for f in done["findings"]} == {p.name for p in (out / "findings").iterdir()}
+    whole(out)
+
+
+def test_kill_9_loses_nothing_that_was_shown_and_a_finding_can_be_replayed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with running(*REAL, "--jobs", 2, "--scenarios", 100_000, "--out", out) as process:
+        assert process.stdout is not None
+        shown = next(line for line in process.stdout if line.startswith("found "))
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        shown += "".join(line for line in process.stdout if line.startswith("found "))
+        process.wait(PATIENCE)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
+        assert not alive, "processes live on without their campaign"
+    code = redraft(*REAL, "--jobs", 2, "--scenarios", 2, "--out", out, "--resume", "--fail-on", "never", "--json")
+    done = document(code, 0)
+    for line in shown.splitlines():
+        assert any(f"found  {s}  (" in line for s in signatures(done)), line
+    whole(out)
+
+    replayed = document(redraft("replay", done["findings"][0]["path"], "--json"), 1)
+    assert [r["verdict"] for r in replayed["results"]] == ["FAILED"]
+    # the other way round: nothing of the folder is needed but its program
+    again = document(redraft("replay", Path(done["findings"][0]["path"]) / "scenario.json", "--json"), 1)
+    assert [r["verdict"] for r in again["results"]] == ["FAILED"]
+
+
+def test_what_was_a_false_alarm_replays_as_fixed() -> None:
+    known = {k.scenario for k in load_all()}
+    files = [p for p in sorted((ROOT / "corpora" / "scenarios").glob("*.json")) if p.name not in known]
+    if not files:
+        pytest.skip("corpora/scenarios has no false alarm yet")
+    done = document(redraft("replay", *files[:3], "--runs", 1, "--json"), 0)
+    assert {r["verdict"] for r in done["results"]} == {"FIXED"}
