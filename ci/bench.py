@@ -56,6 +56,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WARM_BLOCKS = 100
 """Blocks that the C++ program runs before its clock starts; redraft is warm from recording."""
 LIMIT = 1.0
+BUSY = 1.05
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 
@@ -337,6 +338,8 @@ def report(
         "ratio_cpu": spread([p.cpu / f.cpu for p, f in zip(passes, fresh, strict=True)]),
         "ratio_shared_wall": spread([s.wall / f.wall for s, f in zip(shared, fresh, strict=True)]),
         "ratio_shared_cpu": spread([s.cpu / f.cpu for s, f in zip(shared, fresh, strict=True)]),
+        # native waits for nothing, so where its clock runs ahead of its processor time, others had the core
+        "shared_core": statistics.median(f.wall / f.cpu for f in fresh) > BUSY,
         "programs_per_second": n / wall,
         "ms_per_program": 1e3 * wall / n,
         "runs_per_second": (last.subjects + last.references) / wall,
@@ -385,13 +388,15 @@ def show(r: dict[str, Any]) -> str:
             f"  {i:4}   {p['wall']:10.2f} s {p['cpu']:6.2f} ({p['cpu_own']:.2f} + {p['cpu_child']:.2f}) s"
             f"   {f['wall']:10.2f} s {f['cpu']:6.2f} s {'':16} {p['wall'] / f['wall']:6.2f} {p['cpu'] / f['cpu']:6.2f}"
         )
-    w, c, s = r["ratio_wall"], r["ratio_cpu"], r["ratio_shared_wall"]
+    w, c, s = r["ratio_wall"], r["ratio_cpu"], r["ratio_shared_cpu"]
     lines.append("")
     lines.append(
         f"redraft / native = {w['median']:.2f} x (wall, one core; {w['min']:.2f} to {w['max']:.2f}), "
         f"{c['median']:.2f} x (processor time)"
     )
-    lines.append(f"shared / native  = {s['median']:.2f} x: the same calls as redraft's, in C++ alone")
+    if r["shared_core"]:
+        lines.append("  others had the core in between: the ratio of the processor times is the one to believe")
+    lines.append(f"shared / native  = {s['median']:.2f} x: the same calls as redraft's, in C++ alone (processor time)")
     lines.append(
         f"  {r['programs_per_second']:.0f} programs/s ({r['ms_per_program']:.2f} ms each), {r['runs_per_second']:.0f} "
         f"runs/s; native {r['native_contexts_per_second']:.0f} contexts/s"
@@ -471,7 +476,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--cpu", type=int, metavar="N", help="core that everything is pinned to (default: the last one)")
     p.add_argument("--json", action="store_true", help="one JSON document on standard output, for machines")
     p.add_argument("--profile", action="store_true", help="then profile both sides of redraft (text on stderr)")
-    p.add_argument("--check", action="store_true", help=f"exit 1 if the median wall ratio is above {LIMIT}")
+    p.add_argument("--check", action="store_true", help=f"exit 1 if redraft / native is above {LIMIT}")
     return p
 
 
@@ -543,7 +548,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     print(json.dumps(result, indent=2) if args.json else show(result))
-    return 1 if args.check and result["ratio_wall"]["median"] > LIMIT else 0
+    ratio = result["ratio_cpu" if result["shared_core"] else "ratio_wall"]["median"]
+    return 1 if args.check and ratio > LIMIT else 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import msgspec
 from fuzz.reduce import Reduction, reduce
 from fuzz.state import Traits, valid
 from oracles.judge import Judge, Judgement
+from oracles.ledger import HalfRestored
 from oracles.rows import NAME_OF
 from oracles.verdict import Violation
 from subjects.scenario import (
@@ -151,13 +152,24 @@ def standard(
     if violation is None or violation.check.kind != "rows" or violation.check.seq < 0 or violation.oracle == "purity":
         return None
     k = blame(judge, scenario, violation, fault=fault) + 1
+    owed = _owed_cut(scenario, k - 1)
     draft = Draft(seq=violation.check.seq, n=STANDARD_DRAFT, stream=77)
     for params in (msgspec.structs.replace(scenario.params, embeddings=False), scenario.params):
-        program = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], draft), params=params)
+        program = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], *owed, draft), params=params)
         found = judge.judge(program, fresh=True, fault=fault, observed=False, variants=False).violations
-        if found and found[0].check.kind == "rows" and found[0].check.step == k:
+        if found and found[0].check.kind == "rows" and found[0].check.step == k + len(owed):
             return program, Symptom.of(found[0])
     return None
+
+
+def _owed_cut(scenario: Scenario, i: int) -> tuple[AnyOp, ...]:
+    """The removal that a partial restore at `i` owes, as the program has it right behind; nothing for other "
+    "operations."""
+    op = scenario.ops[i]
+    after = scenario.ops[i + 1 : i + 2]
+    if isinstance(op, Restore) and after and isinstance(after[0], SeqRm) and after[0].seq == op.seq:
+        return after
+    return ()
 
 
 def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str = "") -> int:
@@ -176,7 +188,9 @@ def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str 
         part = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], *probes))
         run = judge.judge(part, fresh=True, fault=fault, observed=False, variants=False)
         if any(r.wrong for r in run.account.compared if r.claim.seq == check.seq and r.claim.step >= k):
-            return k - 1
+            before = run.account.ledger.moments[k - 1].before.get(check.seq)
+            # the cut that a partial restore owes only makes it judgeable: the restore is to blame
+            return before.saved.shaped[-1] if isinstance(before, HalfRestored) else k - 1
         if run.account.ledger.trace.end.how != "ok":
             break
     return min(check.step, len(scenario.ops) - 1)
