@@ -52,7 +52,7 @@ def main() -> int:
     p.add_argument("--keep", type=Path, metavar="DIR", help="keep the campaigns there (default: removed at the end)")
     p.add_argument("--json", action="store_true", help="one JSON document on standard output, for machines")
     args = p.parse_args()
-    console = Console(stderr=args.json)
+    console = Console(stderr=args.json, soft_wrap=True)
     scratch = Path(tempfile.mkdtemp(prefix="redraft-discovery-")) if args.keep is None else args.keep.resolve()
     trials: list[dict[str, Any]] = []
     try:

@@ -65,7 +65,7 @@ def main() -> int:
     p.add_argument("--seed", type=int, default=1, metavar="S", help="of programs and moments (default 1)")
     p.add_argument("--json", action="store_true", help="one JSON document on standard output, for machines")
     args = p.parse_args()
-    console = Console(stderr=args.json, highlight=False)
+    console = Console(stderr=args.json, highlight=False, soft_wrap=True)
     # everything goes into a folder of our own, so that whatever is left in it is ours
     scratch = Path(tempfile.mkdtemp(prefix="redraft-robustness-"))
     for variable, name in (("TMPDIR", "tmp"), ("REDRAFT_CACHE", "cache")):
@@ -327,6 +327,8 @@ def killed(k: int, seconds: float, everything: bool, scratch: Path) -> dict[str,
     _, alive = psutil.wait_procs(family, timeout=GONE_WITHIN)
     gone_after = time.monotonic() - at
     for left in alive:
+        if not left.is_running() or left.status() == psutil.STATUS_ZOMBIE:
+            continue  # ended, and whoever inherited it has not asked how
         problems.append(f"process {left.pid} lives on {GONE_WITHIN:.0f} s after the kill")
         left.kill()
     reader.join(timeout=10)

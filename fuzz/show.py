@@ -101,18 +101,12 @@ def final(result: Result, console: Console) -> None:
     console.print()
     if s.findings:
         table = Table(title="Findings", title_justify="left", show_lines=False)
-        for name in ("", "signature", "kind", "ops", "reproduced", "folder"):
-            table.add_column(name, overflow="fold")
+        for name in ("", "signature", "kind", "ops", "seen"):
+            table.add_column(name, overflow="fold", no_wrap=name != "signature")
         for f in sorted(s.findings, key=lambda f: (f["known"] is not None, f["signature"])):
             state = Text(f"known: {f['known']}", style="yellow") if f["known"] else Text("NEW", style="bold red")
-            table.add_row(
-                state,
-                Text(f["signature"]),  # an assertion's text may look like markup
-                f["kind"],
-                str(f["operations"]),
-                "{} of {}".format(*f["reproduced"]),
-                f["path"].rsplit("/", 1)[-1],
-            )
+            seen = "{}/{}".format(*f["reproduced"])
+            table.add_row(state, f["signature"], f["kind"], str(f["operations"]), seen)
         console.print(table)
         console.print(
             f"Folders are in {s.out / 'findings'}; each README.md there can be pasted into a bug report.", markup=False

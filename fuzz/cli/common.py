@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from fuzz.finding import BadFinding, Finding
 from fuzz.finding import load as load_finding
 from fuzz.models import BadModel, Model, of_scenario
@@ -30,6 +32,12 @@ def add_build(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="a llama.cpp build tree or install directory to test (default: the installed llama-cpp-python)",
     )
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where people read: the terminal as wide as it is, files and pipes wide enough for tables."""
+    found = Console(stderr=stderr)
+    return found if found.is_terminal else Console(stderr=stderr, width=120)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

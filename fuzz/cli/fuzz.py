@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from fuzz import campaign
 from fuzz.cli.common import Usage, add_build, add_json, bench
+from fuzz.cli.common import console as open_console
 from fuzz.journal import read_json
 from fuzz.models import BadModel, resolve
 from fuzz.show import Progress, final
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         misuse=args.misuse,
         fault=args.plant,
     )
-    console = Console(stderr=args.json)
+    console = open_console(stderr=args.json)
     try:
         campaign.prepare(out, plan, resume=args.resume)
         if not args.json:

@@ -7,10 +7,10 @@ import argparse
 import sys
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from fuzz.cli.common import Usage, add_json
+from fuzz.cli.common import console as open_console
 from fuzz.known import BadKnown, load_all
 
 HELP = "list the known faults"
@@ -35,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
         table.add_column(name, overflow="fold")
     for f in faults:
         table.add_row(f.name, f.title, ", ".join(f.references), f.scenario)
-    Console().print(table)
+    open_console().print(table)
     return 0

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from fuzz.cli.common import Usage, add_json
+from fuzz.cli.common import console as open_console
 from fuzz.models import DEFAULT
 from subjects.recipes import all_recipes, get
 
@@ -78,5 +78,5 @@ def run(args: argparse.Namespace) -> int:
             "yes" if row["default"] else "",
             str(row["about"]),
         )
-    Console().print(table)
+    open_console().print(table)
     return 0

@@ -6,10 +6,10 @@ import argparse
 import sys
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from fuzz.cli.common import add_json
+from fuzz.cli.common import console as open_console
 from oracles.registry import ORACLES
 
 HELP = "list the oracles"
@@ -39,5 +39,5 @@ def run(args: argparse.Namespace) -> int:
         table.add_column(name, overflow="fold")
     for o in rows:
         table.add_row(str(o["name"]), str(o["title"]), ", ".join(o["observes"]), str(o["about"]))
-    Console().print(table)
+    open_console().print(table)
     return 0

@@ -10,9 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from fuzz.cli.common import Usage, add_build, bench, judge_of, read
+from fuzz.cli.common import console as open_console
 from fuzz.finding import Finding
 from fuzz.triage import Triaged, triage
 from subjects.scenario import dumps
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Reduce."""
     thing = read(args.path)
     scenario = thing.original if isinstance(thing, Finding) else thing
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     with judge_of(bench(args.build), scenario) as (judge, model):
         judgement = judge.judge(scenario, fresh=True, observed=not isinstance(thing, Finding), variants=True)
         if not judgement.violations:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.markup import escape
 
 from fuzz.cli.common import Bench, Usage, add_build, add_json, bench, expand, judge_of, read
+from fuzz.cli.common import console as open_console
 from fuzz.finding import Finding
 from fuzz.repro.words import program
 from fuzz.triage import Symptom, find
@@ -43,7 +43,7 @@ def add(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay."""
     b = bench(args.build)
-    console = Console(stderr=args.json)
+    console = open_console(stderr=args.json)
     results = [_one(path, b, args.runs) for path in expand(args.paths)]
     for r in results:
         style = {"FIXED": "green", "FAILED": "red", "FLAKY": "yellow", "ERROR": "magenta"}[r["verdict"]]

@@ -1,6 +1,6 @@
 """A refused restore of a whole context leaves it neither as it was nor empty.
 
-The blob is cut to 90 percent (--cut N: N percent). With --file a session file is extended by six bytes.
+The blob is cut to 51 percent (--cut N: N percent). --file cuts a session file, --longer adds six bytes to it.
 The control changes nothing.
 """
 
@@ -15,7 +15,7 @@ from _plain import clean, compare, context, decode, follow, run, span, text
 
 
 def main(model, control):
-    percent = int(sys.argv[sys.argv.index("--cut") + 1]) if "--cut" in sys.argv else 90
+    percent = int(sys.argv[sys.argv.index("--cut") + 1]) if "--cut" in sys.argv else 51
     ctx = context(model)
     texts = [text(12, stream=s) for s in (0, 1)]
     for s in (0, 1):
@@ -26,8 +26,9 @@ def main(model, control):
         path, count = os.path.join(folder, "state").encode(), ctypes.c_size_t()
         if "--file" in sys.argv:
             assert L.llama_state_save_file(ctx, path, None, 0)
-            with open(path, "ab") as file:
-                file.write(b"" if control else b"\0" * 6)
+            full = os.path.getsize(path)
+            if not control:
+                os.truncate(path, full + 6 if "--longer" in sys.argv else full * percent // 100)
         else:
             assert L.llama_state_get_data(ctx, blob, size) == size
         for s in (0, 1):

@@ -22,7 +22,7 @@ def wrap(ctx, control):
 
 
 def main(model, control):
-    params = {"n_ctx": 1024, "kv_unified": True, "flash_attn_type": "--flash" in sys.argv}
+    params = {"kv_unified": True, "swa_full": False, "flash_attn_type": "--flash" in sys.argv, "n_ctx": 512}
     ctx = context(model, **params)
     if "--wrap" in sys.argv:
         return wrap(ctx, control)
