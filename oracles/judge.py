@@ -9,7 +9,7 @@ from oracles import ledger as ledgers
 from oracles.account import Account, compare_rows
 from oracles.band import Bands
 from oracles.observe import observe
-from oracles.reference import References, solo
+from oracles.reference import References, replay
 from oracles.registry import OBSERVATIONS, ORACLES
 from oracles.verdict import Verdict, Violation
 from subjects.sandbox import Sandbox
@@ -93,8 +93,9 @@ class Judge:
         wanted = [(c.params, c.seq, c.chain) for c in ledger.rows]
         missing = self.references.missing(wanted)
         if missing:
-            programs = [solo(program.model, params, seq, chain) for params, seq, chain in missing]
-            for key, done in zip(missing, self.sandbox.run_many(programs, self.path, fresh=True), strict=True):
-                self.references.put(key, done)
+            facts = trace.facts[0]
+            histories = [replay(self.model, self.path, key) for key in missing]
+            for key, done in zip(missing, self.sandbox.replay_many(histories), strict=True):
+                self.references.put(key, done, facts.n_vocab, facts.n_embd)
         account = compare_rows(ledger, self.references, self.bands)
         return Judgement(program, account, [oracle.judge(account) for oracle in ORACLES])

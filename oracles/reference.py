@@ -7,13 +7,16 @@ survive left out, so that the batches of the other sequences keep their composit
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from oracles.ledger import Edit, Item, Ledger, RowClaim, count_outputs
+from subjects.child import Replay
 from subjects.scenario import OPEN, AnyOp, ContextParams, Decode, Edge, ModelRef, Part, Scenario, SeqAdd, SeqDiv, SeqRm
 from subjects.trace import Floats, Trace
 
@@ -80,6 +83,26 @@ def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:
     return None
 
 
+_CALLS = {"seq_rm": 1, "seq_add": 2, "seq_div": 3}
+_OUTPUTS = {"none": 0, "last": 1, "all": 2}
+
+
+def replay(model: ModelRef, path: Path, key: Key) -> Replay:
+    """The same program as `solo`, as one call of the shim; a test holds them together."""
+    params, seq, chain = key
+    words = array("i")
+    for item in chain:
+        if isinstance(item, Edit):
+            words.extend((_CALLS[item.call], 1 + len(item.args), seq, *item.args))
+            continue
+        n = params.n_batch
+        for i in range(0, len(item.tokens), n):
+            tokens = item.tokens[i : i + n]
+            out = _OUTPUTS[item.out] if item.out != "last" or i + n >= len(item.tokens) else 0
+            words.extend((0, 3 + len(tokens), seq, item.start + i, out, *tokens))
+    return Replay(params, words.tobytes(), count_outputs(chain), str(path), model.n_gpu_layers)
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Output rows of a chain: logits (n, n_vocab) and hidden (n, n_embd or 0)."""
@@ -118,17 +141,18 @@ class References:
             covered.update((params, seq, chain[:i]) for i in range(1, len(chain) + 1))
         return run
 
-    def put(self, key: Key, trace: Trace) -> None:
-        """Remember the trace of a reference run (whole or up to where it ended)."""
-        if not trace.facts:
+    def put(self, key: Key, trace: Trace, n_vocab: int, n_embd: int) -> None:
+        """Remember the rows of a reference run; one that did not end well is not remembered."""
+        if trace.end.how != "ok":
             return
         params, seq, chain = key
-        hidden = trace.hidden_rows() if params.embeddings else np.zeros((0, 0), np.float32)
-        rows = Rows(trace.logit_rows(), hidden)
+        rows = Rows(
+            np.frombuffer(trace.logits, np.float32).reshape(-1, n_vocab),
+            np.frombuffer(trace.hidden, np.float32).reshape(-1, n_embd),
+        )
         size = len(trace.logits) + len(trace.hidden)
         for i in range(1, len(chain) + 1):
-            if count_outputs(chain[:i]) <= len(rows.logits):
-                self._rows[params, seq, chain[:i]] = (rows, size if i == len(chain) else 0)
+            self._rows[params, seq, chain[:i]] = (rows, size if i == len(chain) else 0)
         self._bytes += size
         while self._bytes > self._limit or len(self._rows) > 20000:
             _, (_, freed) = self._rows.popitem(last=False)

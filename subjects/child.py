@@ -4,9 +4,9 @@ The zygote never decodes, because a process that has decoded must not fork (Open
 worker dies,
 however it dies, the zygote tells the parent and forks the next one in a few milliseconds.
 
-Wire format, all little endian: a frame is `u32 length, payload`. Requests (parent to worker, on `requests`) are
-msgpack arrays of
-Job. Answers go, frame by frame, into a memory file that parent and child share (a frame there is `u32 length, u8
+Wire format, all little endian: a frame is `u32 length, payload`. Requests (parent to worker, on `requests`) are msgpack
+arrays of Job or Replay. Answers go, frame by frame, into a memory file that parent and child share (a frame there is
+`u32 length, u8
 kind, payload`), so that
 everything up to a crash survives it; then one byte goes through `replies`. Control frames (zygote to parent) say that
 a worker began
@@ -16,6 +16,7 @@ or how it ended.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import resource
 import signal
@@ -29,20 +30,39 @@ from subjects.planted import plant
 from subjects.runner import Refused, Runner
 from subjects.scenario import ContextParams, Scenario
 from subjects.shim import Shim
-from subjects.trace import Facts, Step
+from subjects.trace import Facts, Row, Step
 
 # kinds of frames in the shared memory file
-RUN, FACTS, STEP, LOGITS, HIDDEN, REFUSED, END = range(7)
+RUN, FACTS, BEGIN, BATCH, CODE, STEP, LOGITS, HIDDEN, REFUSED, END = range(10)
+# The answers of one request: a sparse file, of which only what is written takes memory. It begins with the number of
+# bytes that are good.
+ANSWERS_BYTES = 1 << 28
+HEADER = struct.Struct("<Q")
+FRAME = struct.Struct("<IB")
+RESULT = struct.Struct("<ii")
+# After more than this was written, the file's memory is given back.
+_KEEP_BYTES = 1 << 24
 
 
-class Job(msgspec.Struct, array_like=True):
-    """One scenario to run. `fresh`: in contexts that no other program has used. `fault`: name of a planted fault, "
-    "or empty."""
+class Job(msgspec.Struct, array_like=True, tag="job"):
+    """One scenario to run. `fresh`: in contexts that no other program has used. `fault`: name of a planted fault, or
+    empty.
+    """
 
     scenario: Scenario
     model: str
     fresh: bool
     fault: str = ""
+
+
+class Replay(msgspec.Struct, array_like=True, tag="replay"):
+    """One history to decode in a context of its own (see rd_replay in the shim), with `rows` output rows."""
+
+    params: ContextParams
+    words: bytes
+    rows: int
+    model: str
+    n_gpu_layers: int
 
 
 class Control(msgspec.Struct, array_like=True):
@@ -63,7 +83,7 @@ class Setup(msgspec.Struct):
     memory_mb: int
 
 
-JOBS = msgspec.msgpack.Decoder(list[Job], strict=True)
+REQUESTS = msgspec.msgpack.Decoder(list[Job | Replay], strict=True)
 _ENCODE = msgspec.msgpack.Encoder().encode
 _POOLED_KINDS = 6
 
@@ -97,35 +117,60 @@ class _Pipe:
 
 
 class _Recorder:
-    """Sink that appends to the shared memory file; one write a frame, so a frame is there whole or not at all."""
+    """Sink that appends to the shared memory file. The header is written last, so a frame is there whole or not at all.
+
+    Raises ValueError when a request's answers do not fit.
+    """
 
     def __init__(self, fd: int):
         self.fd = fd
-        self.at = 0
+        self.map = mmap.mmap(fd, ANSWERS_BYTES)
+        self.at = HEADER.size
 
     def clear(self) -> None:
         """Forget the answers of the last request."""
-        os.ftruncate(self.fd, 0)
-        self.at = 0
+        if self.at > _KEEP_BYTES:
+            os.ftruncate(self.fd, 0)
+            os.ftruncate(self.fd, ANSWERS_BYTES)
+        self.at = HEADER.size
+        HEADER.pack_into(self.map, 0, self.at)
 
     def frame(self, kind: int, payload: bytes) -> None:
         """Append one frame."""
-        data = struct.pack("<IB", len(payload), kind) + payload
-        self.at += os.pwrite(self.fd, data, self.at)
+        n, at = len(payload), self.at
+        end = at + FRAME.size + n
+        if end > ANSWERS_BYTES:
+            raise ValueError(f"more than {ANSWERS_BYTES >> 20} MB of answers to one request; ask for fewer output rows")
+        FRAME.pack_into(self.map, at, n, kind)
+        self.map[at + FRAME.size : end] = payload
+        self.at = end
+        HEADER.pack_into(self.map, 0, end)
 
     def facts(self, facts: Facts, params: ContextParams) -> None:
         """See subjects.runner.Sink."""
         self.frame(FACTS, _ENCODE((facts, params)))
 
-    def step(self, step: Step) -> None:
+    def begin(self, op: int, args: list[int]) -> None:
         """See subjects.runner.Sink."""
-        self.frame(STEP, _ENCODE(step))
+        self.frame(BEGIN, _ENCODE((op, args)))
+
+    def batch(self, rows: list[Row]) -> None:
+        """See subjects.runner.Sink."""
+        self.frame(BATCH, _ENCODE(rows))
+
+    def code(self, rc: int, first: int) -> None:
+        """See subjects.runner.Sink."""
+        self.frame(CODE, RESULT.pack(rc, first))
 
     def row(self, logits: bytes, hidden: bytes) -> None:
         """See subjects.runner.Sink."""
         self.frame(LOGITS, logits)
         if hidden:
             self.frame(HIDDEN, hidden)
+
+    def end(self, step: Step) -> None:
+        """See subjects.runner.Sink."""
+        self.frame(STEP, _ENCODE(step))
 
 
 class _Worker:
@@ -153,6 +198,27 @@ class _Worker:
                 self.shim.free_context(self.pool.pop(next(iter(self.pool))))
         else:
             self.shim.free_context(done.ctx)
+        self.answers.frame(END, b"")
+
+    def replay(self, request: Replay) -> None:
+        """Decode a reference's history and record its rows."""
+        self.answers.frame(RUN, b"")
+        try:
+            model = self._model(request.model, request.n_gpu_layers)
+        except Refused as e:
+            self.answers.frame(REFUSED, str(e).encode())
+            return
+        facts = self.shim.model_facts(model)
+        code, logits, hidden = self.shim.replay(
+            model, request.params, request.words, request.rows, facts["n_vocab"], facts["n_embd"]
+        )
+        if code < 0:
+            why = "; ".join(self.shim.take_log()[-3:])
+            self.answers.frame(REFUSED, f"the reference ended with {code}: {why}".encode())
+            return
+        self.answers.frame(LOGITS, logits)
+        if hidden:
+            self.answers.frame(HIDDEN, hidden)
         self.answers.frame(END, b"")
 
     def _model(self, path: str, n_gpu_layers: int) -> int:
@@ -183,8 +249,11 @@ def _serve(shim: Shim, models: dict[tuple[str, int], int], requests: _Pipe, repl
     worker = _Worker(shim, models, answers)
     while (request := requests.read()) is not None:
         answers.clear()
-        for job in JOBS.decode(request):
-            worker.run(job)
+        for item in REQUESTS.decode(request):
+            if isinstance(item, Job):
+                worker.run(item)
+            else:
+                worker.replay(item)
         os.write(replies, b"k")
 
 

@@ -57,16 +57,25 @@ class Refused(RuntimeError):
 
 
 class Sink(Protocol):
-    """Where a run goes while it happens."""
+    """Where a run goes while it happens. What a call is about to do is told before it, so that a crash names it."""
 
     def facts(self, facts: Facts, params: ContextParams) -> None:
         """A context was made."""
 
-    def step(self, step: Step) -> None:
-        """A step begins (`done` false) or has ended."""
+    def begin(self, op: int, args: list[int]) -> None:
+        """An operation begins, with its resolved arguments."""
+
+    def batch(self, rows: list[Row]) -> None:
+        """llama_decode is about to be called, within the operation that began last."""
+
+    def code(self, rc: int, first: int) -> None:
+        """llama_decode returned; `first` as in trace.Batch."""
 
     def row(self, logits: bytes, hidden: bytes) -> None:
         """One output row was read back."""
+
+    def end(self, step: Step) -> None:
+        """The operation has ended; its batches were told already and are not in `step`."""
 
 
 @dataclass
@@ -120,7 +129,8 @@ class Runner:
                     self._follow(op, step)
                 step.log = self.shim.take_log()
                 step.done = True
-                self.sink.step(step)
+                step.batches = []
+                self.sink.end(step)
         finally:
             for slot in self.slots.values():
                 if slot.fd >= 0:
@@ -162,7 +172,7 @@ class Runner:
 
     def _begin(self, step: Step, *args: int) -> None:
         step.args = list(args)
-        self.sink.step(step)
+        self.sink.begin(step.op, step.args)
 
     # --- resolution ---------------------------------------------------------------------------------------------------
 
@@ -198,8 +208,7 @@ class Runner:
 
     def _decode(self, step: Step, rows: list[Row], abort_after: int | None) -> Batch:
         batch = Batch(rows)
-        step.batches.append(batch)
-        self.sink.step(step)
+        self.sink.batch(rows)
         batch.rc = self.shim.decode(
             self.ctx,
             [r.token for r in rows],
@@ -208,36 +217,45 @@ class Runner:
             [r.out for r in rows],
             abort_after,
         )
-        if batch.rc == 0 and any(r.out for r in rows):
-            first = self.n_rows
-            for i, r in enumerate(rows):
-                if r.out:
-                    logits = self.shim.logits(self.ctx, i, self.facts.n_vocab)
-                    if logits is None:
-                        return batch  # first stays -1: the library gave no row, which the oracle of decode reports
-                    hidden = b""
-                    if self.params.embeddings:
-                        hidden = self.shim.hidden(self.ctx, i, self.facts.n_embd) or b""
-                    elif self.any_hidden:  # another context of this program has them: keep both lists in step
-                        hidden = bytes(4 * self.facts.n_embd)
-                    self.sink.row(logits, hidden)
-                    self._last_logits = logits
-                    self.n_rows += 1
-            batch.first = first
+        if batch.rc == 0:
+            batch.first = self._read_rows(rows)
+        self.sink.code(batch.rc, batch.first)
+        step.rc = batch.rc
         return batch
+
+    def _read_rows(self, rows: list[Row]) -> int:
+        """Read the output rows back and return the number of the first, -1 where there are none or the library "
+        "gives none."""
+        first = -1
+        for i, r in enumerate(rows):
+            if not r.out:
+                continue
+            logits = self.shim.logits(self.ctx, i, self.facts.n_vocab)
+            if logits is None:
+                return -1
+            hidden = b""
+            if self.params.embeddings:
+                hidden = self.shim.hidden(self.ctx, i, self.facts.n_embd) or b""
+            elif self.any_hidden:  # another context of this program has them: keep both lists in step
+                hidden = bytes(4 * self.facts.n_embd)
+            self.sink.row(logits, hidden)
+            self._last_logits = logits
+            first = self.n_rows if first < 0 else first
+            self.n_rows += 1
+        return first
 
     def _do_decode(self, op: Decode, step: Step) -> None:
         before = list(self.next_pos)
         rows = self._rows(op.parts, op.interleave)
-        step.rc = self._decode(step, rows, op.abort_after).rc
-        if step.rc != 0:
+        self._begin(step)
+        if self._decode(step, rows, op.abort_after).rc != 0:
             self.next_pos = before
 
     def _do_draft(self, op: Draft, step: Step) -> None:
         tok = token(op.stream, self.next_pos[op.seq], self.facts.n_vocab)
+        self._begin(step)
         for _ in range(op.n):
             batch = self._decode(step, [Row(op.seq, self.next_pos[op.seq], tok, True)], None)
-            step.rc = batch.rc
             if batch.rc != 0 or batch.first < 0:
                 return
             self.next_pos[op.seq] += 1

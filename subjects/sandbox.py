@@ -9,6 +9,7 @@ is in the trace.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import selectors
 import signal
@@ -24,9 +25,9 @@ from typing import Self
 import msgspec
 
 from subjects import child
-from subjects.child import Control, Job, Setup
+from subjects.child import Control, Job, Replay, Setup
 from subjects.scenario import ContextParams, Scenario
-from subjects.trace import End, Facts, Step, Trace
+from subjects.trace import Batch, End, Facts, Row, Step, Trace
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,7 +41,13 @@ WARM_RUNS = 20
 _CONTROL = msgspec.msgpack.Decoder(Control, strict=True)
 _STEP = msgspec.msgpack.Decoder(Step, strict=True)
 _FACTS = msgspec.msgpack.Decoder(tuple[Facts, ContextParams], strict=True)
+_ROWS = msgspec.msgpack.Decoder(list[Row], strict=True)
+_BEGIN = msgspec.msgpack.Decoder(tuple[int, list[int]], strict=True)
 _ENCODE = msgspec.msgpack.Encoder().encode
+
+# Contexts come and go thousands of times a second: without these glibc hands their memory back and takes it again,
+# page fault by page fault (a tenth of a child's time).
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_": "67108864", "MALLOC_MMAP_THRESHOLD_": "67108864", "MALLOC_TOP_PAD_": "16777216"}
 
 
 class SandboxError(RuntimeError):
@@ -92,6 +99,7 @@ class Sandbox:
         self.in_flight = in_flight
         self.stats = Stats()
         self._env = {
+            **_MALLOC,
             **os.environ,
             "GGML_NO_BACKTRACE": "1",
             "OMP_WAIT_POLICY": "passive",
@@ -113,6 +121,8 @@ class Sandbox:
         self._replies, rep_w = os.pipe()
         self._control, ctl_w = os.pipe()
         self._answers = os.memfd_create("redraft-answers")
+        os.ftruncate(self._answers, child.ANSWERS_BYTES)
+        self._map = mmap.mmap(self._answers, child.ANSWERS_BYTES, prot=mmap.PROT_READ)
         self._stderr = os.memfd_create("redraft-stderr", 0)
         passed = (req_r, rep_w, ctl_w, self._answers)
         self._process = subprocess.Popen(
@@ -142,6 +152,7 @@ class Sandbox:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._requests = -1
+        self._map.close()
         self._selector.close()
         if self._worker:
             with contextlib.suppress(ProcessLookupError):
@@ -183,13 +194,20 @@ class Sandbox:
         self, scenarios: Sequence[Scenario], model: Path, *, fresh: bool = True, fault: str = ""
     ) -> list[Trace]:
         """Run several scenarios in one round trip. Where one ends the worker, the rest runs in the next worker."""
+        return self._run([Job(s, str(model), fresh, fault) for s in scenarios])
+
+    def replay_many(self, histories: Sequence[Replay]) -> list[Trace]:
+        """Decode histories, each in a context of its own; the traces hold rows and the end, no steps and no facts."""
+        return self._run(histories)
+
+    def _run(self, requests: Sequence[Job | Replay]) -> list[Trace]:
         traces: list[Trace] = []
-        while len(traces) < len(scenarios):
-            rest = scenarios[len(traces) :]
-            if self.in_flight is not None:
-                self.in_flight(rest[0])
+        while len(traces) < len(requests):
+            rest = requests[len(traces) :]
+            if self.in_flight is not None and isinstance(rest[0], Job):
+                self.in_flight(rest[0].scenario)
             began = time.monotonic()
-            self._send(_ENCODE([Job(s, str(model), fresh, fault) for s in rest]))
+            self._send(_ENCODE(rest))
             end = self._wait(len(rest))
             spent = time.monotonic() - began
             got = self._collect(end)
@@ -246,8 +264,8 @@ class Sandbox:
 
     def _collect(self, end: End | None) -> list[Trace]:
         """Traces of what is in the answers file: all of them complete, but the last one if the worker ended."""
-        size = os.fstat(self._answers).st_size
-        data = memoryview(os.pread(self._answers, size, 0))
+        good = child.HEADER.unpack_from(self._map, 0)[0]
+        data = self._map[child.HEADER.size : good]
         traces: list[Trace] = []
         logits: list[bytes] = []
         hidden: list[bytes] = []
@@ -259,29 +277,39 @@ class Sandbox:
             logits.clear()
             hidden.clear()
 
-        while at + 5 <= len(data):
-            length, kind = struct.unpack_from("<IB", data, at)
-            body = data[at + 5 : at + 5 + length]
-            at += 5 + length
-            if kind == child.RUN:
+        while at < len(data):
+            length, kind = child.FRAME.unpack_from(data, at)
+            at += child.FRAME.size
+            body = data[at : at + length]
+            at += length
+            if kind == child.LOGITS:
+                logits.append(body)
+            elif kind == child.HIDDEN:
+                hidden.append(body)
+            elif kind == child.BATCH:
+                traces[-1].steps[-1].batches.append(Batch(_ROWS.decode(body)))
+            elif kind == child.CODE:
+                batch = traces[-1].steps[-1].batches[-1]
+                batch.rc, batch.first = child.RESULT.unpack(body)
+            elif kind == child.BEGIN:
+                op, args = _BEGIN.decode(body)
+                traces[-1].steps.append(Step(op=op, args=args))
+            elif kind == child.STEP:
+                step = _STEP.decode(body)
+                steps = traces[-1].steps
+                if steps and steps[-1].op == step.op:
+                    step.batches = steps[-1].batches
+                    steps[-1] = step
+                else:
+                    steps.append(step)
+            elif kind == child.RUN:
                 traces.append(Trace([], [], End("ok")))
             elif kind == child.FACTS:
                 facts, params = _FACTS.decode(body)
                 traces[-1].facts.append(facts)
                 traces[-1].params.append(params)
-            elif kind == child.STEP:
-                step = _STEP.decode(body)
-                steps = traces[-1].steps
-                if steps and steps[-1].op == step.op:
-                    steps[-1] = step
-                else:
-                    steps.append(step)
-            elif kind == child.LOGITS:
-                logits.append(bytes(body))
-            elif kind == child.HIDDEN:
-                hidden.append(bytes(body))
             elif kind == child.REFUSED:
-                finish(End("error", 0, bytes(body).decode("utf-8", "replace")))
+                finish(End("error", 0, body.decode("utf-8", "replace")))
             elif kind == child.END:
                 finish(End("ok"))
         if end is not None:

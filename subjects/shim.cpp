@@ -48,7 +48,7 @@ llama_memory_t  K(void * p) { return llama_get_memory(C(p)); }
 } // namespace
 
 // Version of this interface. Raise it with every change below, shim.py refuses another one.
-RD_API int32_t rd_version(void) { return 1; }
+RD_API int32_t rd_version(void) { return 2; }
 
 RD_API void rd_init(void) {
     llama_log_set(on_log, nullptr);
@@ -205,4 +205,65 @@ RD_API int32_t rd_all_load_file(void * ctx, const char * path, int32_t * tok, ui
     const bool ok = llama_state_load_file(C(ctx), path, tok, cap, &count);
     *n = count;
     return ok;
+}
+
+// A whole reference in one call: a context of its own, the history in `words`, its output rows into `logits` (and `hidden`, when the
+// context gives embeddings). References are three quarters of all runs and nothing but decodes, so they are worth one call each.
+//
+// words: per item a call number, its length in words, and its arguments:
+//   0 decode: seq, first position, outputs (0 none, 1 last row, 2 all rows), tokens ...
+//   1 seq_rm: seq, p0, p1    2 seq_add: seq, p0, p1, delta    3 seq_div: seq, p0, p1, d
+// Returns the number of rows written; -1 no context, -2 no room for a row, -3 no row to read, -1000 + rc where a decode did not return 0.
+RD_API int32_t rd_replay(void * model, const int32_t * params, const int32_t * words, int32_t n_words, float * logits, float * hidden,
+                         int32_t max_rows) {
+    void * ctx = rd_ctx_new(model, params);
+    if (!ctx) {
+        return -1;
+    }
+    const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(M(model)));
+    const int32_t n_embd  = llama_model_n_embd(M(model));
+    const bool    embd    = params[12] != 0;
+    std::vector<int32_t> pos, seq;
+    std::vector<int8_t>  out;
+    int32_t rows = 0;
+    int32_t rc   = 0;
+    for (int32_t i = 0; i + 1 < n_words && rc == 0; i += 2 + words[i + 1]) {
+        const int32_t * a = words + i + 2;
+        if (words[i] == 1) {
+            rd_seq_rm(ctx, a[0], a[1], a[2]);
+        } else if (words[i] == 2) {
+            rd_seq_add(ctx, a[0], a[1], a[2], a[3]);
+        } else if (words[i] == 3) {
+            rd_seq_div(ctx, a[0], a[1], a[2], a[3]);
+        } else {
+            const int32_t n = words[i + 1] - 3;
+            pos.resize(n);
+            seq.assign(n, a[0]);
+            out.assign(n, a[2] == 2);
+            for (int32_t j = 0; j < n; ++j) {
+                pos[j] = a[1] + j;
+            }
+            out[n - 1] = a[2] != 0;
+            const int32_t code = rd_decode(ctx, n, a + 3, pos.data(), seq.data(), out.data(), -1);
+            if (code != 0) {
+                rc = -1000 + code;
+                break;
+            }
+            for (int32_t j = 0; j < n && rc == 0; ++j) {
+                if (!out[j]) {
+                    continue;
+                }
+                if (rows == max_rows) {
+                    rc = -2;
+                } else if (!rd_logits(ctx, j, logits + (size_t) rows * n_vocab, n_vocab) ||
+                           (embd && !rd_hidden(ctx, j, hidden + (size_t) rows * n_embd, n_embd))) {
+                    rc = -3;
+                } else {
+                    ++rows;
+                }
+            }
+        }
+    }
+    rd_ctx_free(ctx);
+    return rc < 0 ? rc : rows;
 }

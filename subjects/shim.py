@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ctypes as ct
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from subjects.scenario import GGML_TYPE, ContextParams
 
-INTERFACE = 1
+INTERFACE = 2
 
 _I32P = ct.POINTER(ct.c_int32)
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
@@ -47,6 +48,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         [ct.c_void_p, ct.c_char_p, ct.c_int32, _I32P, ct.c_uint64, ct.POINTER(ct.c_uint64)],
     ),
     "rd_all_save_file": (ct.c_int32, [ct.c_void_p, ct.c_char_p, _I32P, ct.c_uint64]),
+    "rd_replay": (
+        ct.c_int32,
+        [ct.c_void_p, _I32P, ct.c_char_p, ct.c_int32, ct.c_void_p, ct.c_void_p, ct.c_int32],
+    ),
     "rd_all_load_file": (ct.c_int32, [ct.c_void_p, ct.c_char_p, _I32P, ct.c_uint64, ct.POINTER(ct.c_uint64)]),
 }
 
@@ -101,22 +106,7 @@ class Shim:
 
     def new_context(self, model: int, p: ContextParams) -> int | None:
         """Handle of a new context, None when the library refuses the parameters."""
-        values = [
-            p.n_ctx,
-            p.n_batch,
-            p.n_ubatch,
-            p.n_seq_max,
-            p.n_rs_seq,
-            p.kv_unified,
-            GGML_TYPE[p.type_k],
-            GGML_TYPE[p.type_v],
-            p.flash_attn,
-            p.swa_full,
-            p.offload_kqv,
-            p.n_threads,
-            p.embeddings,
-        ]
-        handle = self._lib.rd_ctx_new(model, (ct.c_int32 * len(values))(*values))
+        handle = self._lib.rd_ctx_new(model, _params(p))
         return None if handle is None else int(handle)
 
     def free_context(self, ctx: int) -> None:
@@ -239,3 +229,23 @@ class Shim:
         buf, n = (ct.c_int32 * room)(), ct.c_uint64()
         rc = int(self._lib.rd_all_load_file(ctx, str(path).encode(), buf, room, ct.byref(n)))
         return rc, list(buf[: min(n.value, room)])
+
+    def replay(
+        self, model: int, p: ContextParams, words: bytes, rows: int, n_vocab: int, n_embd: int
+    ) -> tuple[int, bytes, bytes]:
+        """A history in a context of its own (see rd_replay): (rows or a negative code, logits, hidden rows)."""
+        logits = ct.create_string_buffer(max(4 * rows * n_vocab, 1))
+        hidden = ct.create_string_buffer(max(4 * rows * n_embd, 1) if p.embeddings else 1)
+        n = int(self._lib.rd_replay(model, _params(p), words, len(words) // 4, logits, hidden, rows))
+        got = max(n, 0)
+        return n, logits.raw[: 4 * got * n_vocab], hidden.raw[: 4 * got * n_embd] if p.embeddings else b""
+
+
+@lru_cache(maxsize=4096)
+def _params(p: ContextParams) -> ct.Array[ct.c_int32]:
+    """The parameters in the order of rd_ctx_new."""
+    values = (
+        p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max, p.n_rs_seq, p.kv_unified, GGML_TYPE[p.type_k], GGML_TYPE[p.type_v],
+        p.flash_attn, p.swa_full, p.offload_kqv, p.n_threads, p.embeddings,
+    )  # fmt: skip
+    return (ct.c_int32 * len(values))(*values)

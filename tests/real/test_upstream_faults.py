@@ -135,8 +135,10 @@ TABLE = (
         ("deepseek4",),
         "wrong",
         "fault",
-        "llama_kv_cache_dsv4::seq_rm checks only the depth too; its compressor states depend on the rollback plane "
-        "where the tokens that were cut had completed a block of four.",
+        "llama_kv_cache_dsv4::seq_rm checks only the depth too; dsv4_build_comp_plan fills planes beyond the last "
+        "micro-batch with the state before it. Wrong where a token at a multiple of four lies behind the cut and "
+        "before "
+        "the last batch (a sweep found no other place).",
         options=("--at", "19"),
         says="seq_rm returned True",
     ),
@@ -154,6 +156,17 @@ TABLE = (
         "sound",
         "Undoing a whole batch was exact on llama_kv_cache_dsv4 at every place tried.",
         options=("--batch", "--at", "19"),
+    ),
+    Row(
+        "stale-rollback",
+        (*ROLLBACK, "deepseek4"),
+        "wrong",
+        "fault",
+        "A state has one plane, and a restore neither brings the others nor notes that they are missing: seq_rm "
+        "after it "
+        "still checks the depth only and hands out planes of nobody.",
+        options=("--restored",),
+        says="seq_rm returned True",
     ),
     Row(
         "keep-split",
@@ -413,6 +426,186 @@ TABLE = (
         "sound",
         "Both halves have layers, or there is one cache.",
         options=("--whole",),
+    ),
+    Row(
+        "empty-restore",
+        ("llama", "gemma3", "deepseek4"),
+        "wrong",
+        "fault",
+        "llama_kv_cache::state_read_sinfo skips a stream without cells, and state_read_meta, which empties the target, "
+        "is never reached; llama.h: copies the sequence data into the sequence, positive is ok - it has other tokens.",
+        says="positions (0, 4)",
+    ),
+    Row(
+        "empty-restore",
+        ("qwen35", "lfm2", "granitehybrid"),
+        "wrong",
+        "fault",
+        "As above, and llama_memory_recurrent::state_read does empty its part: attention has tokens that the recurrent "
+        "state does not know, and first and last position contradict each other.",
+        says="positions (0, -1)",
+    ),
+    Row("empty-restore", ("mamba2", "rwkv7"), "right", "sound", "llama_memory_recurrent empties the target."),
+    Row(
+        "window-purge",
+        ("gemma3", "lfm2-swa"),
+        "wrong",
+        "fault",
+        "llama_kv_cache::prepare tries all micro-batches and puts back the cells they took, but not those that "
+        "apply_ubatch purged with them (positions below an overwritten one, anywhere in the stream): micro-batches "
+        "before it are computed without keys inside their window.",
+    ),
+    Row("window-purge", ("gemma3",), "wrong", "fault", "swa_full sizes the cache, not the reuse.", options=("--full",)),
+    Row(
+        "window-purge",
+        ("gemma3",),
+        "wrong",
+        "fault",
+        "One sequence is enough once cells are out of order of positions, which takes two removals in the middle.",
+        options=("--alone",),
+    ),
+    Row("window-purge", ("llama",), "right", "sound", "Without a window no cell is overwritten."),
+    Row(
+        "file-cut",
+        ("mamba2", "qwen35", "deepseek4"),
+        "abort",
+        "fault",
+        "llama_file::read_raw_unsafe reads what is left and says nothing when less is left than asked (the end of a "
+        "file is for it padding of direct I/O), so the readers take old buffers for content until state_seq_load_file "
+        "asserts that it read no more than there was; llama.h's loaders answer 0.",
+        says="nread <= state_size",
+    ),
+    Row(
+        "file-cut",
+        ("llama", "gemma3"),
+        "abort",
+        "fault",
+        "As above. (With several streams the missing last cell count is read from uninitialised memory, so what "
+        "happens there is chance.)",
+        options=("--unified",),
+        says="nread <= state_size",
+    ),
+    Row(
+        "device-regrow",
+        ("llama", "gemma3", "qwen35", "lfm2-swa"),
+        "abort",
+        "fault",
+        "~llama_io_write_device keeps its buffer when the sum of bytes is equal, but every piece is padded to the "
+        "alignment: with V transposed each row of each range is a piece. llama.h allows the second save.",
+        says="not enough space in the buffer",
+    ),
+    Row(
+        "device-regrow",
+        ("gemma3", "lfm2-swa"),
+        "abort",
+        "fault",
+        "The same without an edit: a window that goes round the end of its cache is saved in two pieces.",
+        options=("--wrap",),
+        says="not enough space in the buffer",
+    ),
+    Row(
+        "device-regrow",
+        ("llama", "gemma3"),
+        "right",
+        "sound",
+        "V is not transposed, and rows here are multiples of the alignment.",
+        options=("--flash",),
+    ),
+    Row(
+        "shift-bf16",
+        ("llama", "llama-h64"),
+        "abort",
+        "fault",
+        "llama_kv_cache::build_rope_shift casts quantised K to F32 but rotates BF16 in place, which "
+        "ggml_compute_forward_rope does not have (F16, F32); llama_kv_cache::get_can_shift does not look at the type.",
+        says="fatal error",
+    ),
+    Row("shift-bf16", ("llama-h64",), "abort", "fault", "The same with flash attention.", ("--flash",), "fatal error"),
+    Row("shift-bf16", ("llama-h64",), "right", "sound", "Quantised K goes through F32.", ("--flash", "--q8_0")),
+    Row(
+        "hidden-rows",
+        ("deepseek4", "qwen4exp"),
+        "abort",
+        "fault",
+        "load_arch_hparams sets n_embd_out_impl to streams * n_embd for the NextN rows, but t_embd is the mixed row of "
+        "n_embd; llama_context::decode reads n_embd_out of each. Nothing refuses params.embeddings.",
+        says="tensor read out of bounds",
+    ),
+    Row("hidden-rows", ("llama", "qwen35", "mamba2"), "right", "sound", "Rows are as wide as the model says."),
+    Row(
+        "abort-shift",
+        ("llama", "gemma3"),
+        "wrong",
+        "fault",
+        "llama_kv_cache::update returns without reset_shift when the rotation is aborted, although layers are rotated "
+        "in place by then, and llama_kv_cache_context::apply drops the answer: the next decode rotates them again.",
+        says="decode of the other returned 2",
+    ),
+    Row(
+        "abort-shift",
+        ("llama", "gemma3"),
+        "wrong",
+        "fault",
+        "As above; a callback that fires during the rotation only is not even noticed by llama_decode.",
+        options=("--once",),
+        says="decode of the other returned 0",
+    ),
+    Row(
+        "context-truncated",
+        ("llama",),
+        "wrong",
+        "fault",
+        "llama_kv_cache::state_read_sinfo catches what state_read_data throws, not what state_read_meta does: streams "
+        "read before keep their cells while io.discard() drops their data, and the one being read has some.",
+        says="restore returned 0, positions [(0, 7), (0, 5)]",
+    ),
+    Row(
+        "context-truncated",
+        ("gemma3",),
+        "wrong",
+        "fault",
+        "As truncated-half: llama_kv_cache_iswa::state_read does not undo the first cache when the second fails.",
+        options=("--cut", "90"),
+        says="restore returned 0",
+    ),
+    Row(
+        "context-truncated",
+        ("qwen35",),
+        "wrong",
+        "fault",
+        "As truncated-half: llama_memory_hybrid::state_read undoes nothing when attention fails, and the recurrent "
+        "part is still the old one.",
+        options=("--cut", "20"),
+        says="restore returned 0",
+    ),
+    Row(
+        "context-truncated",
+        ("llama", "qwen35", "mamba2"),
+        "right",
+        "sound",
+        "Cut within tensor data: everything is emptied.",
+        options=("--cut", "90"),
+        says="restore returned 0",
+    ),
+    Row(
+        "context-truncated",
+        ("llama", "mamba2", "qwen35"),
+        "wrong",
+        "fault",
+        "llama_context::state_load_file compares the sizes after state_read_data has replaced the memory, the end of "
+        "it by whatever was in the buffer (see file-cut), and leaves it so; llama.h is silent about a load that says "
+        "false.",
+        options=("--file", "--cut", "90"),
+        says="restore returned False",
+    ),
+    Row(
+        "context-truncated",
+        ("llama", "mamba2"),
+        "wrong",
+        "fault",
+        "The same; mild, as what was loaded is whole. (state_seq_load_file takes a longer file.)",
+        options=("--file", "--longer"),
+        says="restore returned False",
     ),
     Row(
         "unified-mixes",

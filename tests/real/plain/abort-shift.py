@@ -1,4 +1,5 @@
-"""A decode of sequence 1 is aborted while it rotates the keys of sequence 0 after seq_add: they are rotated again later.
+"""A decode of sequence 1 is aborted while it rotates the keys of sequence 0 after seq_add: they are rotated again
+later.
 
 --once aborts the rotation only, so that the decode of sequence 1 returns 0.
 Compared with the same calls and no abort. The control aborts as well, but after the rotation was done by a decode.
