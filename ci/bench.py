@@ -47,7 +47,7 @@ from fuzz.strategies import generate, scenarios
 from oracles.judge import Judge
 from oracles.reference import References
 from subjects.builds import BadBuild, Build, cache_dir, compile_shim, cpu_model, find_build
-from subjects.child import Job
+from subjects.child import Job, Replay
 from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import Scenario
 from subjects.trace import Trace
@@ -77,15 +77,21 @@ class Subject(Sandbox):
     ) -> list[Trace]:
         """See Sandbox."""
         self.requests += 1
-        for s in scenarios:
-            if s.note.startswith("reference"):
-                self.references += 1
-            else:
-                self.subjects += 1
+        self.subjects += len(scenarios)
         traces = super().run_many(scenarios, model, fresh=fresh, fault=fault)
         if self.recorder is not None:
             self.recorder.requests.append(_ENCODE([Job(s, str(model), fresh, fault) for s in scenarios]))
             self.recorder.runs.extend((s, t, fresh) for s, t in zip(scenarios, traces, strict=True))
+        return traces
+
+    def replay_many(self, histories: Sequence[Replay]) -> list[Trace]:
+        """See Sandbox."""
+        self.requests += 1
+        self.references += len(histories)
+        traces = super().replay_many(histories)
+        if self.recorder is not None:
+            self.recorder.requests.append(_ENCODE(list(histories)))
+            self.recorder.runs.extend((h, t, True) for h, t in zip(histories, traces, strict=True))
         return traces
 
     def zero(self) -> None:
@@ -97,7 +103,7 @@ class Subject(Sandbox):
 class Recorder:
     """What was run, in order: programs with traces, and the requests as the child got them."""
 
-    runs: list[tuple[Scenario, Trace, bool]] = field(default_factory=list)
+    runs: list[tuple[Scenario | Replay, Trace, bool]] = field(default_factory=list)
     requests: list[bytes] = field(default_factory=list)
 
 
@@ -262,6 +268,14 @@ class Recorded:
     requests: list[bytes]
 
 
+def add(calls: CallList, run: Scenario | Replay, trace: Trace, *, pooled: bool) -> None:
+    """Append a run to a list, whichever kind it is."""
+    if isinstance(run, Replay):
+        calls.add_replay(run)
+    else:
+        calls.add(run, trace, pooled=pooled)
+
+
 def record(judge: Judge, sandbox: Subject, programs: Sequence[Scenario]) -> Recorded:
     """Run and judge everything, untimed, and note which calls that takes.
 
@@ -279,7 +293,7 @@ def record(judge: Judge, sandbox: Subject, programs: Sequence[Scenario]) -> Reco
         if all(trace.end.how == "ok" for _, trace, _ in sandbox.recorder.runs):
             kept.append(program)
             for run, trace, _ in sandbox.recorder.runs:
-                fresh.add(run, trace, pooled=False)
+                add(fresh, run, trace, pooled=False)
     references = sandbox.references
     shared = CallList()
     requests: list[bytes] = []
@@ -289,7 +303,7 @@ def record(judge: Judge, sandbox: Subject, programs: Sequence[Scenario]) -> Reco
         judge.judge(program)
         requests += sandbox.recorder.requests
         for run, trace, clean in sandbox.recorder.runs:
-            shared.add(run, trace, pooled=not clean)
+            add(shared, run, trace, pooled=not clean)
     sandbox.recorder = None
     return Recorded(kept, len(programs) - len(kept), fresh, shared, references, requests)
 

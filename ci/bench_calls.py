@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import get_args
 
 from subjects.builds import BadBuild, Build
+from subjects.child import Replay
 from subjects.scenario import (
     GGML_TYPE,
     ON_DEVICE,
@@ -131,6 +132,30 @@ class CallList:
             self._call(Code.POSITIONS, params.n_seq_max)
         last = next((op for op in reversed(program.ops) if not isinstance(op, Ask)), None)
         self._call(Code.END, clean and isinstance(last, Decode | Draft))
+
+    def add_replay(self, history: Replay) -> None:
+        """Append one reference: a context of its own, its decodes and edits (see rd_replay in the shim)."""
+        self.blocks += 1
+        self._call(Code.BEGIN, False)
+        self._call(Code.OPEN, *_params(history.params))
+        words = array("i")
+        words.frombytes(history.words)
+        i = 0
+        while i < len(words):
+            code, a = words[i], words[i + 2 : i + 2 + words[i + 1]]
+            i += 2 + words[i + 1]
+            if code == 0:
+                n = len(a) - 3
+                self._call(Code.DECODE, n, -1, 0)
+                self.words.extend(a[3:])
+                self.words.extend(range(a[1], a[1] + n))
+                self.words.extend([a[0]] * n)
+                self.words.extend([int(a[2] == 2)] * (n - 1) + [int(a[2] != 0)])
+            elif code == 1:
+                self._call(Code.RM, *a, 1)
+            else:
+                self._call(Code.ADD if code == 2 else Code.DIV, *a)
+        self._call(Code.END, False)
 
     def write(self, path: Path) -> Path:
         """Write the list to a file."""

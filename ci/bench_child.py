@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from subjects.child import JOBS, _Recorder, _Worker
+from subjects.child import ANSWERS_BYTES, REQUESTS, Job, _Recorder, _Worker
 from subjects.shim import Shim
 
 
@@ -43,15 +43,20 @@ def main(shim_path: str, model: str, requests: str) -> None:
     took: list[float] = []
     profile = cProfile.Profile()
     for profiled in (False, True):
-        answers = _Recorder(os.memfd_create("bench-answers"))
+        fd = os.memfd_create("bench-answers")
+        os.ftruncate(fd, ANSWERS_BYTES)
+        answers = _Recorder(fd)
         worker = _Worker(shim, {(model, 0): handle}, answers)
         began = time.process_time()
         if profiled:
             profile.enable()
         for frame in frames:
             answers.clear()
-            for job in JOBS.decode(frame):
-                worker.run(job)
+            for item in REQUESTS.decode(frame):
+                if isinstance(item, Job):
+                    worker.run(item)
+                else:
+                    worker.replay(item)
         if profiled:
             profile.disable()
         took.append(time.process_time() - began)

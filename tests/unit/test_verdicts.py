@@ -1,5 +1,4 @@
-"""Verdicts have three values; rows are held against band and near tie; the earliest and most specific violation "
-"first."""
+"""Verdicts have three values; rows are held against band and near tie; the most specific violation comes first."""
 
 from __future__ import annotations
 

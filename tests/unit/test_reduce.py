@@ -1,0 +1,288 @@
+"""Reduction with predicates in plain Python: minimal forms, and what is promised at a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from fakes import MODEL
+
+from fuzz import reduce as reducer
+from fuzz.reduce import Reduction, reduce
+from fuzz.state import traits_of
+from fuzz.strategies import generate, scenarios
+from subjects import recipes
+from subjects.scenario import (
+    ON_DEVICE,
+    OPEN,
+    AnyOp,
+    Ask,
+    Clear,
+    ContextParams,
+    Corrupt,
+    Decode,
+    Draft,
+    Edge,
+    Part,
+    Reopen,
+    Restore,
+    Save,
+    SaveAll,
+    Scenario,
+    SeqAdd,
+    SeqCp,
+    SeqKeep,
+    SeqRm,
+)
+
+RICH = ContextParams(
+    n_batch=32, n_ubatch=8, n_seq_max=4, n_rs_seq=3, kv_unified=True, type_k="f16", n_threads=2, embeddings=True
+)
+
+
+def program(*ops: AnyOp, params: ContextParams = RICH) -> Scenario:
+    return Scenario(model=MODEL, params=params, ops=ops)
+
+
+BIG = program(
+    Decode(parts=(Part(seq=2, n=17, stream=3, out="all"), Part(seq=3, n=5, stream=1)), interleave=True),
+    Save(seq=3, slot=7, flags=3, again=True),
+    Ask(what="size_all", seq=2),
+    SeqCp(src=2, dst=1, lo=Edge(at="start", d=2), hi=Edge(at="end", d=-3)),
+    Draft(seq=3, n=6, stream=2),
+    SeqKeep(seq=3),
+    Corrupt(slot=7, how="flip", at=900, n=4),
+    Save(seq=3, slot=9, medium="file"),
+    SeqAdd(seq=3, delta=5, lo=Edge(at="start", d=4)),
+    Restore(seq=3, slot=9, times=3, resave=True),
+    Reopen(params=ContextParams(n_seq_max=3, type_k="f16")),
+    SeqRm(seq=3, lo=Edge(at="end", d=-9), hi=Edge(at="end", d=2)),
+    Clear(data=False),
+    Decode(parts=(Part(seq=3, n=12, stream=1, out="none"),), abort_after=4),
+)
+
+
+def pair(s: Scenario) -> bool:
+    """A save and, after it, a restore of the same slot."""
+    saved = set()
+    for op in s.ops:
+        if isinstance(op, Save):
+            saved.add(op.slot)
+        if isinstance(op, Restore) and op.slot in saved:
+            return True
+    return False
+
+
+def has(kind: type, **fields: object) -> Callable[[Scenario], bool]:
+    return lambda s: any(isinstance(op, kind) and all(getattr(op, k) == v for k, v in fields.items()) for op in s.ops)
+
+
+PLAIN = ContextParams()
+
+
+@pytest.mark.parametrize(
+    ("holds", "ops", "params"),
+    [
+        (pair, (Save(seq=0, slot=0), Restore(seq=0, slot=0)), PLAIN),
+        (lambda s: bool(s.ops), None, PLAIN),
+        (has(Save, medium="file"), (Save(seq=0, slot=0, medium="file"),), PLAIN),
+        (has(Save, flags=3), (Save(seq=0, slot=0, flags=3),), PLAIN),
+        (
+            lambda s: any(isinstance(op, Save) and op.flags & ON_DEVICE for op in s.ops),
+            (Save(seq=0, slot=0, flags=ON_DEVICE),),
+            PLAIN,
+        ),
+        (has(Restore, times=3), (Restore(seq=0, slot=0, times=3),), PLAIN),
+        (has(SeqRm), (SeqRm(seq=0),), PLAIN),
+        (
+            lambda s: any(isinstance(op, SeqRm) and op.lo.at == "end" for op in s.ops),
+            (SeqRm(seq=0, lo=Edge(at="end"), hi=OPEN),),
+            PLAIN,
+        ),
+        (
+            lambda s: any(isinstance(op, SeqRm) and op.lo.at == "end" and op.lo.d < -2 for op in s.ops),
+            (SeqRm(seq=0, lo=Edge(at="end", d=-3), hi=OPEN),),
+            PLAIN,
+        ),
+        (has(SeqAdd), (SeqAdd(seq=0, delta=1),), PLAIN),
+        (has(Decode, abort_after=0), None, PLAIN),
+        (has(Reopen), (Reopen(),), PLAIN),
+        (
+            lambda s: any(isinstance(op, Decode) and sum(p.n for p in op.parts) > 8 for op in s.ops),
+            (Decode(parts=(Part(seq=0, n=9),)),),
+            PLAIN,
+        ),
+        (
+            lambda s: any(isinstance(op, Decode) and len(op.parts) == 2 for op in s.ops),
+            (Decode(parts=(Part(seq=0, n=1), Part(seq=1, n=1))),),
+            PLAIN,
+        ),
+        (has(Decode, interleave=True), (Decode(parts=(Part(seq=0, n=1),), interleave=True),), PLAIN),
+        (has(Draft), (Draft(seq=0, n=1),), PLAIN),
+        (
+            lambda s: s.params.n_rs_seq > 1 and has(Clear)(s),
+            (Clear(data=False),),
+            ContextParams(n_rs_seq=2),
+        ),
+        (
+            lambda s: s.params.kv_unified and s.params.type_k == "f16" and has(Clear)(s),
+            (Clear(data=False),),
+            ContextParams(kv_unified=True, type_k="f16"),
+        ),
+        (lambda s: s.params.n_seq_max >= 3 and has(Clear)(s), (Clear(data=False),), ContextParams(n_seq_max=3)),
+        (has(Corrupt), (Corrupt(slot=0, how="truncate", at=0, n=4),), PLAIN),
+    ],
+)
+def test_minimal_forms(holds: Callable[[Scenario], bool], ops: tuple[AnyOp, ...] | None, params: ContextParams) -> None:
+    start = BIG
+    if holds(BIG) is False:
+        start = program(*BIG.ops[:-1], Decode(parts=(Part(seq=3, n=12),), abort_after=0))
+    assert holds(start)
+    result = reduce(start, holds)
+    assert result.complete
+    assert holds(result.scenario)
+    assert result.scenario.params == params
+    if ops is None:
+        assert len(result.scenario.ops) == 1
+    else:
+        assert result.scenario.ops == ops
+    assert result.kept > 0
+    assert result.tried >= result.kept
+
+
+def test_the_reduced_program_is_its_own_reduction() -> None:
+    once = reduce(BIG, pair).scenario
+    again = reduce(once, pair)
+    assert again.scenario == once
+    assert again.kept == 0
+
+
+def test_it_is_deterministic() -> None:
+    def holds(s: Scenario) -> bool:
+        return len(s.ops) >= 3 and pair(s) and len({type(op) for op in s.ops}) >= 3
+
+    runs: list[list[str]] = []
+    for _ in range(2):
+        seen: list[str] = []
+
+        def noted(s: Scenario, seen: list[str] = seen) -> bool:
+            seen.append(s.key())
+            return holds(s)
+
+        runs.append([reduce(BIG, noted).scenario.key(), *seen])
+    assert runs[0] == runs[1]
+
+
+def test_nothing_is_run_twice_and_the_empty_program_never() -> None:
+    seen: list[Scenario] = []
+
+    def holds(s: Scenario) -> bool:
+        seen.append(s)
+        return pair(s)
+
+    result = reduce(BIG, holds)
+    keys = [s.key() for s in seen]
+    assert len(keys) == len(set(keys)) == result.tried
+    assert BIG.key() not in keys
+    assert all(s.ops for s in seen)
+    everything = reduce(BIG, lambda _: True)
+    assert len(everything.scenario.ops) == 1
+
+
+def holds_only(results: list[Scenario], holds: Callable[[Scenario], bool]) -> Callable[[Scenario], bool]:
+    def checked(s: Scenario) -> bool:
+        if holds(s):
+            results.append(s)
+            return True
+        return False
+
+    return checked
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_the_result_always_holds_and_is_never_larger(name: str) -> None:
+    traits = traits_of(recipes.get(name))
+    for s in generate(scenarios(MODEL, traits), 9, 60):
+        kinds = sorted({type(op).__name__ for op in s.ops})[:2]
+
+        def holds(x: Scenario, kinds: list[str] = kinds) -> bool:
+            return set(kinds) <= {type(op).__name__ for op in x.ops}
+
+        good: list[Scenario] = []
+        result = reduce(s, holds_only(good, holds))
+        assert holds(result.scenario)
+        assert result.scenario == (good[-1] if good else s)
+        assert len(result.scenario.ops) == len(kinds)
+        assert result.complete
+
+
+def test_no_time_keeps_the_program_as_it_is() -> None:
+    result = reduce(BIG, pair, seconds=-1.0)
+    assert result == Reduction(BIG, tried=0, kept=0, complete=False)
+
+
+def test_at_the_deadline_the_best_so_far_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now = 0.0
+
+        @classmethod
+        def monotonic(cls) -> float:
+            return cls.now
+
+    monkeypatch.setattr(reducer, "time", Clock)
+    good: list[Scenario] = []
+
+    def slow(s: Scenario) -> bool:
+        Clock.now += 1.0
+        return holds_only(good, pair)(s)
+
+    result = reduce(BIG, slow, seconds=6.0)
+    assert not result.complete
+    assert 6 <= result.tried <= 8
+    assert result.scenario == good[-1]
+    assert pair(result.scenario)
+    assert len(result.scenario.ops) < len(BIG.ops)
+
+
+def test_it_stops_when_it_is_told_to() -> None:
+    tried: list[Scenario] = []
+
+    def holds(s: Scenario) -> bool:
+        tried.append(s)
+        return pair(s)
+
+    result = reduce(BIG, holds, stop=lambda: len(tried) >= 4)
+    assert not result.complete
+    assert len(tried) == 4
+    assert pair(result.scenario)
+    assert reduce(BIG, pair, stop=lambda: True).scenario == BIG
+
+
+def test_a_predicate_that_never_holds_leaves_the_program_alone() -> None:
+    result = reduce(BIG, lambda _: False)
+    assert result.scenario == BIG
+    assert result.kept == 0
+    assert result.tried > 50
+    assert result.complete
+
+
+def test_an_error_in_the_predicate_is_not_hidden() -> None:
+    def broken(_: Scenario) -> bool:
+        raise RuntimeError("the sandbox is gone")
+
+    with pytest.raises(RuntimeError):
+        reduce(BIG, broken)
+
+
+def test_sequences_and_slots_get_low_numbers_all_at_once() -> None:
+    def holds(s: Scenario) -> bool:
+        """A copy, and a removal of its destination; and a slot other than the first."""
+        copies = [op.dst for op in s.ops if isinstance(op, SeqCp)]
+        slots = {op.slot for op in s.ops if isinstance(op, Save | SaveAll)}
+        return bool(copies) and any(isinstance(op, SeqRm) and op.seq == copies[0] for op in s.ops) and len(slots) == 2
+
+    start = program(Save(seq=3, slot=5), SaveAll(slot=9), SeqCp(src=3, dst=1), SeqRm(seq=1))
+    result = reduce(start, holds).scenario
+    assert len(result.ops) == 4
+    assert sorted(op.slot for op in result.ops if isinstance(op, Save | SaveAll)) == [0, 1]
+    assert {x for op in result.ops for x in reducer._ids(op)} <= {0, 1}
