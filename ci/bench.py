@@ -43,7 +43,7 @@ from bench_child import profile_text
 from fuzz.avoid import AVOIDANCES, Avoider
 from fuzz.job import SLICE, slice_seed
 from fuzz.models import BadModel, Model, resolve
-from fuzz.strategies import generate, scenarios
+from fuzz.strategies import generate, palette, scenarios
 from oracles.judge import Judge
 from oracles.reference import References
 from subjects.builds import BadBuild, Build, cache_dir, compile_shim, cpu_model, find_build
@@ -206,11 +206,12 @@ def own_cpu() -> float:
 def make_programs(model: Model, count: int, seed: int) -> tuple[list[Scenario], float]:
     """The fixed list, and the seconds that making it took."""
     avoider = Avoider(AVOIDANCES)
-    strategy = scenarios(model.ref, model.traits, avoid=avoider)
     programs: list[Scenario] = []
     began = time.perf_counter()
     for number in range(-(-count // SLICE)):
-        made = generate(strategy, slice_seed(seed, 0, 1, number), SLICE)
+        n = slice_seed(seed, 0, 1, number)
+        params = palette(model.traits, n, avoider)
+        made = generate(scenarios(model.ref, model.traits, avoid=avoider, params_from=params), n, SLICE)
         programs += [avoider.repair(p, model.traits) for p in made]
     return programs[:count], time.perf_counter() - began
 

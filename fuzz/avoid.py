@@ -196,7 +196,7 @@ def _queued_copy(state: State, op: Op) -> bool:
 
 def _queued_shift(state: State, op: Op) -> bool:
     """llama_kv_cache::seq_add() moves positions at once and rotates keys at the next decode: a state in between has the
-    new positions and the old keys; so has one whose shift was aborted.
+    new positions and the old keys. A decode that is aborted in that rotation leaves it to be done again.
     """
     if state.traits.memory == "recurrent":
         return False
@@ -235,14 +235,14 @@ def _device_regrow(state: State, op: Op) -> bool:
     """The device store is allocated anew when its total size changes, not when it is cut into more ranges."""
     if not isinstance(op, Save) or not op.flags & ON_DEVICE or not state.device_saved(op.seq):
         return False
-    return state.traits.window > 0 or state.params.kv_unified
+    return state.traits.window > 0 or state.params.kv_unified or state.holes
 
 
 def _window_purge(state: State, op: Op) -> bool:
     """llama_kv_cache::prepare() tries the slots of all micro-batches and puts back only the cells that it took, not
     those that apply_ubatch() purged behind the window with them: the first micro-batches then miss them.
     """
-    if not isinstance(op, Decode) or not state.traits.window or state.params.swa_full or not state.holes:
+    if not isinstance(op, Decode) or not state.traits.window or not state.holes:
         return False
     if len(state.rows(op)) <= state.params.n_ubatch:
         return False

@@ -25,7 +25,7 @@ from fuzz.avoid import Avoider
 from fuzz.journal import Journal, Progress
 from fuzz.known import KnownFault, load_all, match
 from fuzz.models import Model
-from fuzz.strategies import generate, scenarios
+from fuzz.strategies import generate, palette, scenarios
 from fuzz.triage import Symptom, Triaged, triage
 from oracles.judge import Judge, Judgement
 from oracles.rows import NAME_OF
@@ -123,8 +123,10 @@ class Job:
         c, p = self.config, self.progress
         model = c.models[p.slices % len(c.models)]
         avoider = Avoider(p.avoiding)
-        strategy = scenarios(model.ref, model.traits, avoid=avoider, misuse=c.misuse)
-        for program in generate(strategy, slice_seed(c.seed, c.job, c.jobs, p.slices), SLICE):
+        number = slice_seed(c.seed, c.job, c.jobs, p.slices)
+        params = palette(model.traits, number, avoider)
+        strategy = scenarios(model.ref, model.traits, avoid=avoider, misuse=c.misuse, params_from=params)
+        for program in generate(strategy, number, SLICE):
             if self.over():
                 return  # a slice that was not finished is run again by --resume
             if p.avoiding != list(avoider.names):  # met a known fault within this slice

@@ -11,7 +11,8 @@ programs shrink well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -23,18 +24,25 @@ from fuzz.gen import Gen
 from fuzz.moves import MOVES
 from fuzz.params import draw_params
 from fuzz.state import State, Traits
-from subjects.scenario import AnyOp, ModelRef, Scenario
+from subjects.scenario import AnyOp, ContextParams, ModelRef, Scenario
 
 _RANDOM = st.randoms(use_true_random=False)
 # weight of a kind of move in a program, by two bits of the swarm draw; for 0, the simplest, all kinds are there
 _SWARM = (2, 0, 1, 5)
+PALETTE = 5
 # how likely a program ends before its next move, in 1/64, by the number of operations it has
 _STOP = (0, 1, 1, 3, 4, 6, 9, 12, 16, 20, 26, 32)
 
 
 @st.composite
 def _scenarios(
-    draw: Callable[..., Any], model: ModelRef, traits: Traits, max_ops: int, avoid: Avoider | None, misuse: bool
+    draw: Callable[..., Any],
+    model: ModelRef,
+    traits: Traits,
+    max_ops: int,
+    avoid: Avoider | None,
+    misuse: bool,
+    params_from: Sequence[ContextParams],
 ) -> Scenario:
     # Hypothesis' own random: its draws are choices of the engine like any other and shrink to 0, but without a span
     # each. With spans the engine's mutator copies single numbers over others of their kind: a quarter of the programs
@@ -44,7 +52,7 @@ def _scenarios(
     def below(n: int) -> int:
         return int(rnd.randrange(n)) if n > 1 else 0
 
-    params = draw_params(below, traits, avoid)
+    params = params_from[below(len(params_from))] if params_from else draw_params(below, traits, avoid)
     gen = Gen(below, State(traits, params), avoid)
     # nine moves a draw: Hypothesis prefers small values in ranges of more than 24 bits
     swarm = [below(1 << 18) for _ in range(-(-len(MOVES) // 9))]
@@ -73,13 +81,29 @@ def _scenarios(
 
 
 def scenarios(
-    model: ModelRef, traits: Traits, *, max_ops: int = 12, avoid: Avoider | None = None, misuse: bool = False
+    model: ModelRef,
+    traits: Traits,
+    *,
+    max_ops: int = 12,
+    avoid: Avoider | None = None,
+    misuse: bool = False,
+    params_from: Sequence[ContextParams] = (),
 ) -> SearchStrategy[Scenario]:
     """Programs for one model. They keep every precondition; with `misuse` exactly one is broken, by the last operation.
 
-    A move may append a few operations, so that a program can be up to six longer than `max_ops`.
+    params_from: what the first context of each program has (see `palette`); drawn for each program when empty. A move
+    may append a few operations, so that a program can be up to four longer than `max_ops`.
     """
-    return _scenarios(model, traits, max_ops, avoid, misuse)
+    return _scenarios(model, traits, max_ops, avoid, misuse, tuple(params_from))
+
+
+def palette(traits: Traits, seed_: int, avoid: Avoider | None = None) -> tuple[ContextParams, ...]:
+    """The few parameters that a slice of programs shares, so that contexts can be pooled and references met again.
+
+    Which ones changes from slice to slice: over a campaign they are as varied as if each program drew its own.
+    """
+    rnd = random.Random(seed_)
+    return tuple(draw_params(lambda n: rnd.randrange(n) if n > 1 else 0, traits, avoid) for _ in range(PALETTE))
 
 
 def generate(strategy: SearchStrategy[Scenario], seed_: int, count: int) -> list[Scenario]:

@@ -136,9 +136,8 @@ TABLE = (
         "wrong",
         "fault",
         "llama_kv_cache_dsv4::seq_rm checks only the depth too; dsv4_build_comp_plan fills planes beyond the last "
-        "micro-batch with the state before it. Wrong where a token at a multiple of four lies behind the cut and "
-        "before "
-        "the last batch (a sweep found no other place).",
+        "micro-batch with the state before it. Wrong where a multiple of four lies behind the position of the cut and "
+        "before the first of the last batch (a sweep found no other place).",
         options=("--at", "19"),
         says="seq_rm returned True",
     ),
@@ -162,9 +161,8 @@ TABLE = (
         (*ROLLBACK, "deepseek4"),
         "wrong",
         "fault",
-        "A state has one plane, and a restore neither brings the others nor notes that they are missing: seq_rm "
-        "after it "
-        "still checks the depth only and hands out planes of nobody.",
+        "A saved state has one plane, and a restore does not note that the others are missing: seq_rm after it checks "
+        "only the depth and hands out planes of nobody.",
         options=("--restored",),
         says="seq_rm returned True",
     ),
@@ -429,7 +427,7 @@ TABLE = (
     ),
     Row(
         "empty-restore",
-        ("llama", "gemma3", "deepseek4"),
+        ("llama", "gemma3"),
         "wrong",
         "fault",
         "llama_kv_cache::state_read_sinfo skips a stream without cells, and state_read_meta, which empties the target, "
@@ -444,6 +442,14 @@ TABLE = (
         "As above, and llama_memory_recurrent::state_read does empty its part: attention has tokens that the recurrent "
         "state does not know, and first and last position contradict each other.",
         says="positions (0, -1)",
+    ),
+    Row(
+        "empty-restore",
+        ("deepseek4",),
+        "wrong",
+        "fault",
+        "As above for its caches; the compressor states are replaced.",
+        says="positions (4, 4)",
     ),
     Row("empty-restore", ("mamba2", "rwkv7"), "right", "sound", "llama_memory_recurrent empties the target."),
     Row(
@@ -467,7 +473,7 @@ TABLE = (
     Row("window-purge", ("llama",), "right", "sound", "Without a window no cell is overwritten."),
     Row(
         "file-cut",
-        ("mamba2", "qwen35", "deepseek4"),
+        ("mamba2", "qwen35"),
         "abort",
         "fault",
         "llama_file::read_raw_unsafe reads what is left and says nothing when less is left than asked (the end of a "

@@ -20,6 +20,7 @@ import numpy as np
 
 from oracles.judge import Judge
 from oracles.ledger import Ledger, State, read
+from subjects.child import Replay
 from subjects.runner import Refused, Runner
 from subjects.scenario import ON_DEVICE, AnyOp, ContextParams, Decode, ModelRef, Part, Scenario
 from subjects.trace import Batch, Blob, End, Facts, Row, Step, Trace, from_bytes, to_bytes
@@ -225,10 +226,10 @@ class Ideal:
             self.seen.append(sorted(x for x in self.seqs[s] if x[0] <= p))
         return 0 if n == len(token) else 2
 
-    def logits(self, ctx: int, i: int, n_vocab: int) -> bytes | None:
+    def logits(self, ctx: int, i: int, n_vocab: int) -> bytes:
         return self._row(self.seen[i], n_vocab, "logits")
 
-    def hidden(self, ctx: int, i: int, n_embd: int) -> bytes | None:
+    def hidden(self, ctx: int, i: int, n_embd: int) -> bytes:
         return self._row(self.seen[i], n_embd, "hidden")
 
     def _row(self, content: Content, n: int, what: str) -> bytes:
@@ -360,9 +361,21 @@ class _Sink:
         self.trace.facts.append(facts)
         self.trace.params.append(params)
 
-    def step(self, step: Step) -> None:
-        if not self.trace.steps or self.trace.steps[-1] is not step:
-            self.trace.steps.append(step)
+    def begin(self, op: int, args: list[int]) -> None:
+        self.trace.steps.append(Step(op=op, args=list(args)))
+
+    def batch(self, rows: list[Row]) -> None:
+        self.trace.steps[-1].batches.append(Batch(rows))
+
+    def code(self, rc: int, first: int) -> None:
+        batch = self.trace.steps[-1].batches[-1]
+        batch.rc, batch.first = rc, first
+
+    def end(self, step: Step) -> None:
+        steps = self.trace.steps
+        if steps and steps[-1].op == step.op:
+            step.batches = steps.pop().batches
+        steps.append(step)
 
     def row(self, logits: bytes, hidden: bytes) -> None:
         self.logits.append(logits)
@@ -381,6 +394,30 @@ def run(scenario: Scenario, ideal: Ideal) -> Trace:
     return from_bytes(to_bytes(sink.trace))
 
 
+def replayed(history: Replay, ideal: Ideal) -> Trace:
+    """Decode a reference's history as the shim's rd_replay does: calls as words of code, length and arguments."""
+    words, logits, hidden = array("i", history.words), [], []
+    ideal.new_context(history.params)
+    at = 0
+    while at < len(words):
+        code, n = words[at : at + 2]
+        args = words[at + 2 : at + 2 + n]
+        at += 2 + n
+        if code:
+            [ideal.seq_rm, ideal.seq_add, ideal.seq_div][code - 1](1, *args)  # type: ignore[operator]
+            continue
+        seq, pos, out, *tokens = args
+        k = len(tokens)
+        assert k <= history.params.n_batch
+        if ideal.decode(1, tokens, range(pos, pos + k), [seq] * k, [1] * k):
+            return Trace([], [], End("error", 0, "refused"))
+        for i in range(k) if out == 2 else [k - 1] if out == 1 else []:
+            logits.append(ideal.logits(1, i, N_VOCAB))
+            hidden.append(ideal.hidden(1, i, N_EMBD) if history.params.embeddings else b"")
+    assert len(logits) == history.rows
+    return Trace([], [], End("ok"), logits=b"".join(logits), hidden=b"".join(hidden))
+
+
 class IdealSandbox:
     """What `oracles.judge` needs of a sandbox. `fault` True plants the subclass in subject runs, not in references."""
 
@@ -394,6 +431,9 @@ class IdealSandbox:
 
     def run_many(self, scenarios: Sequence[Scenario], model: Path, *, fresh: bool = True) -> list[Trace]:
         return [self.run(s, model) for s in scenarios]
+
+    def replay_many(self, histories: Sequence[Replay]) -> list[Trace]:
+        return [replayed(h, Ideal(self.memory)) for h in histories]
 
 
 def ideal_judge(memory: str = "dense", broken: type[Ideal] = Ideal) -> Judge:

@@ -127,7 +127,7 @@ PLAIN = ContextParams()
         (
             lambda s: s.params.kv_unified and s.params.type_k == "f16" and has(Clear)(s),
             (Clear(data=False),),
-            ContextParams(kv_unified=True, type_k="f16"),
+            ContextParams(kv_unified=True, type_k="f16", n_seq_max=1),  # the fewest, once they are not the default
         ),
         (lambda s: s.params.n_seq_max >= 3 and has(Clear)(s), (Clear(data=False),), ContextParams(n_seq_max=3)),
         (has(Corrupt), (Corrupt(slot=0, how="truncate", at=0, n=4),), PLAIN),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from fakes import GONE, MODEL, N_VOCAB, Ideal, Tape, facts_of, run
+from fakes import GONE, MODEL, N_EMBD, N_VOCAB, Ideal, Tape, replayed, run
 
-from oracles.ledger import Edit, Item, Seg
-from oracles.reference import Key, References, solo, twin
+from oracles.ledger import Edit, Item, Seg, count_outputs
+from oracles.reference import Key, References, replay, solo, twin
 from subjects.scenario import (
     OPEN,
     ContextParams,
@@ -32,14 +34,8 @@ def key(*chain: Item, seq: int = 0, params: ContextParams = P) -> Key:
     return params, seq, chain
 
 
-def answered(k: Key) -> Trace:
-    return run(solo(MODEL, *k), Ideal())
-
-
-def rows_of(n: int) -> Trace:
-    """A trace of n output rows."""
-    logits = np.arange(n * N_VOCAB, dtype=np.float32).tobytes()
-    return Trace([], [facts_of("dense", P)], End("ok"), logits=logits, params=[P])
+def answered(k: Key) -> tuple[Key, Trace, int, int]:
+    return k, replayed(replay(MODEL, Path("none"), k), Ideal()), N_VOCAB, N_EMBD
 
 
 # --- what must be run -------------------------------------------------------------------------------------------------
@@ -62,7 +58,7 @@ def test_what_is_no_beginning_is_run_too() -> None:
 
 def test_what_is_known_is_not_run_again() -> None:
     refs = References()
-    refs.put(key(A, B), answered(key(A, B)))
+    refs.put(*answered(key(A, B)))
     assert refs.missing([key(A), key(A, B)]) == []
     assert refs.missing([key(A), key(A, B, C)]) == [key(A, B, C)]
     assert refs.get(key(A, B, C)) is None
@@ -71,11 +67,11 @@ def test_what_is_known_is_not_run_again() -> None:
 
 def test_rows_are_those_of_the_chain() -> None:
     refs = References()
-    refs.put(key(A, B, C), answered(key(A, B, C)))
+    refs.put(*answered(key(A, B, C)))
     for chain in ((A,), (A, B), (A, B, C)):
         rows = refs.get(key(*chain))
         assert rows is not None
-        alone = answered(key(*chain)).logit_rows()
+        alone = np.frombuffer(answered(key(*chain))[1].logits, np.float32).reshape(-1, N_VOCAB)
         assert (rows.logits[: len(alone)] == alone).all()
     assert len(refs.get(key(A, B, C)).logits) == 4  # type: ignore[union-attr]
     assert refs.get(key(A)).hidden.size == 0  # type: ignore[union-attr]
@@ -84,23 +80,18 @@ def test_rows_are_those_of_the_chain() -> None:
 def test_embedding_rows_are_kept_where_there_are_any() -> None:
     params = ContextParams(embeddings=True)
     refs = References()
-    refs.put(key(A, B, params=params), answered(key(A, B, params=params)))
+    refs.put(*answered(key(A, B, params=params)))
     assert refs.get(key(A, params=params)).hidden.shape == (3, 8)  # type: ignore[union-attr]
 
 
-def test_a_run_that_ended_early_answers_for_what_it_reached() -> None:
+@pytest.mark.parametrize("end", [End("signal", 6), End("error", 0, "no context"), End("hang"), End("exit", 1)])
+def test_a_run_that_did_not_end_well_answers_for_nothing(end: End) -> None:
     refs = References()
-    refs.put(key(A, B, C), rows_of(3))  # the row of C is missing
-    assert refs.get(key(A)) is not None
-    assert refs.get(key(A, B)) is not None
-    assert refs.get(key(A, B, C)) is None
-    assert refs.missing([key(A, B, C)]) == [key(A, B, C)]
-
-
-def test_a_run_without_a_context_answers_for_nothing() -> None:
-    refs = References()
-    refs.put(key(A), Trace([], [], End("error", 0, "no context")))
+    k, trace, n_vocab, n_embd = answered(key(A, B))
+    trace.end = end
+    refs.put(k, trace, n_vocab, n_embd)
     assert refs.get(key(A)) is None
+    assert refs.missing([key(A, B)]) == [key(A, B)]
 
 
 def test_the_oldest_go_first_when_bytes_run_out() -> None:
@@ -108,28 +99,20 @@ def test_the_oldest_go_first_when_bytes_run_out() -> None:
     refs = References(limit_bytes=3 * row)
     keys = [key(Seg(0, (t,), "all")) for t in range(5)]
     for k in keys:
-        refs.put(k, answered(k))
+        refs.put(*answered(k))
     assert [refs.get(k) is not None for k in keys] == [False, False, True, True, True]
 
 
 def test_bytes_are_counted_of_what_is_kept_only() -> None:
-    """A chain that a longer one took the place of, and a run that ended early, must not fill the store for ever."""
+    """What a longer chain took the place of must not fill the store for ever: in the end nothing would be judged."""
     row = 4 * N_VOCAB
     refs = References(limit_bytes=40 * row)
     for t in range(30):
         first, second = Seg(0, (t,), "all"), Seg(1, (t,), "all")
         for k in (key(first), key(first, second)):
-            refs.put(k, answered(k))
+            refs.put(*answered(k))
     latest = [key(Seg(0, (t,), "all"), Seg(1, (t,), "all")) for t in range(15, 30)]
     assert all(refs.get(k) is not None for k in latest), "15 chains of two rows fit into 40 rows"
-
-
-def test_early_ends_do_not_fill_the_store() -> None:
-    row = 4 * N_VOCAB
-    refs = References(limit_bytes=5 * row)
-    for t in range(20):
-        refs.put(key(Seg(0, (t,), "all"), B), rows_of(2))
-    assert refs.get(key(Seg(0, (19,), "all"))) is not None
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -168,6 +151,26 @@ def test_solo_repeats_edits() -> None:
         SeqAdd(seq=1, lo=Edge(at="start", d=4), hi=OPEN, delta=3),
         SeqDiv(seq=1, lo=Edge(at="start", d=0), hi=OPEN, d=2),
     )
+
+
+@pytest.mark.parametrize("n_batch", [3, 4, 64])
+@pytest.mark.parametrize("embeddings", [False, True])
+def test_the_quick_replay_is_the_same_program(n_batch: int, embeddings: bool) -> None:
+    params = ContextParams(n_batch=n_batch, n_ubatch=n_batch, embeddings=embeddings)
+    chains: list[tuple[Item, ...]] = [
+        (A, B, C),
+        (Seg(0, tuple(range(10)), "last"), Seg(10, tuple(range(7)), "all"), Seg(17, tuple(range(5)), "none")),
+        (Seg(0, tuple(range(10)), "all"), Edit("seq_rm", (2, 5)), Seg(10, (1, 2), "last")),
+        (A, Edit("seq_add", (1, -1, 3)), Seg(6, (1,), "all"), Edit("seq_div", (0, -1, 2)), Seg(4, (9, 8), "last")),
+    ]
+    for chain in chains:
+        for seq in (0, 1):
+            slow = run(solo(MODEL, params, seq, chain), Ideal())
+            fast = replayed(replay(MODEL, Path("none"), (params, seq, chain)), Ideal())
+            assert slow.end == fast.end == End("ok")
+            assert slow.logits == fast.logits
+            assert slow.hidden == fast.hidden
+            assert len(slow.logits) == 4 * N_VOCAB * count_outputs(chain)
 
 
 def composition(s: Scenario) -> list[list[tuple[int, tuple[int, ...]]]]:

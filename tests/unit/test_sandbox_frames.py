@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Iterator
@@ -11,10 +12,10 @@ import pytest
 from fakes import facts_of
 
 from subjects import child
-from subjects.child import Job, _Pipe, _Recorder
+from subjects.child import Job, Replay, _Pipe, _Recorder
 from subjects.sandbox import FIRST_LIMIT, HANG_FACTOR, HANG_FLOOR, WARM_RUNS, Limits, Sandbox, Stats
 from subjects.scenario import ContextParams, ModelRef, Scenario
-from subjects.trace import End, Step, Trace
+from subjects.trace import Batch, End, Row, Step, Trace
 
 P = ContextParams(embeddings=True)
 FACTS = facts_of("dense", P)
@@ -26,9 +27,12 @@ class Parent(Sandbox):
     def __init__(self) -> None:
         self.limits, self.stats = Limits(), Stats()
         self._answers = os.memfd_create("answers")
+        os.ftruncate(self._answers, child.ANSWERS_BYTES)
+        self._map = mmap.mmap(self._answers, child.ANSWERS_BYTES, prot=mmap.PROT_READ)
         self._stderr = os.memfd_create("stderr")
 
     def close(self) -> None:
+        self._map.close()
         os.close(self._answers)
         os.close(self._stderr)
 
@@ -51,21 +55,26 @@ def say(parent: Parent, text: bytes) -> None:
     os.write(parent._stderr, text)
 
 
+ROW = Row(0, 3, 7, True)
+
+
 def program(out: _Recorder, n: int, *, end: bool = True) -> None:
-    """n steps with a row each, every step told before and after its call."""
+    """n steps with a batch of one output row each."""
     out.frame(child.RUN, b"")
     out.facts(FACTS, P)
     for i in range(n):
-        out.step(Step(op=i, args=[i]))
+        out.begin(i, [i])
+        out.batch([ROW])
         out.row(bytes([i]) * 4 * FACTS.n_vocab, bytes([i]) * 4 * FACTS.n_embd)
-        out.step(Step(op=i, args=[i], rc=0, done=True))
+        out.code(0, i)
+        out.end(Step(op=i, args=[i], rc=0, done=True))
     if end:
         out.frame(child.END, b"")
 
 
 def expected(n: int, end: End | None = None) -> Trace:
     return Trace(
-        [Step(op=i, args=[i], rc=0, done=True) for i in range(n)],
+        [Step(op=i, args=[i], rc=0, batches=[Batch([ROW], 0, i)], done=True) for i in range(n)],
         [FACTS],
         end or End("ok"),
         b"".join(bytes([i]) * 4 * FACTS.n_vocab for i in range(n)),
@@ -92,12 +101,14 @@ def test_a_crash_keeps_what_was_answered_before_it(parent: Parent) -> None:
     out = record(parent)
     program(out, 2)
     program(out, 3, end=False)
-    out.step(Step(op=3, args=[3]))
+    out.begin(3, [3])
+    out.batch([ROW])
     say(parent, b"file.cpp:1: GGML_ASSERT(x) failed\n")
     first, second = parent._collect(End("signal", 6))
     assert first == expected(2)
     assert second.end == End("signal", 6)
     assert [s.done for s in second.steps] == [True, True, True, False]
+    assert second.steps[3] == Step(op=3, args=[3], batches=[Batch([ROW])])
     assert second.logits == expected(3).logits
     assert second.hidden == expected(3).hidden
     assert second.stderr == "file.cpp:1: GGML_ASSERT(x) failed\n"
@@ -122,24 +133,58 @@ def test_of_much_stderr_the_end_is_kept(parent: Parent) -> None:
     assert len(text) == 1 << 16
 
 
-def test_every_cut_of_the_answers_can_be_read(parent: Parent) -> None:
+def test_a_kill_after_any_frame_leaves_what_was_answered(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header is written last: however far the writer came, every prefix of whole frames can be read."""
+    sizes: list[int] = []
+    real = _Recorder.frame
+
+    def noted(self: _Recorder, kind: int, payload: bytes) -> None:
+        real(self, kind, payload)
+        sizes.append(self.at)
+
+    monkeypatch.setattr(_Recorder, "frame", noted)
     out = record(parent)
     program(out, 2)
     program(out, 2)
-    data = os.pread(parent._answers, out.at, 0)
+    assert len(sizes) == 2 * (2 + 2 * 6 + 1)
     counts = set()
-    for size in range(len(data)):
-        os.ftruncate(parent._answers, 0)
-        os.pwrite(parent._answers, data[:size], 0)
+    for size in sizes:
+        child.HEADER.pack_into(out.map, 0, size)
         traces = parent._collect(End("signal", 9))
         assert 1 <= len(traces) <= 2
         assert traces[-1].end == End("signal", 9)
         assert all(t == expected(2) for t in traces[:-1])
-        assert len(traces[-1].logits) % (4 * FACTS.n_vocab) == 0, "a row is there whole or not at all"
+        assert len(traces[-1].logits) % (4 * FACTS.n_vocab) == 0
         steps = [s.op for s in traces[-1].steps]
         assert steps == sorted(set(steps))
-        counts.add((len(traces), len(steps), len(traces[-1].logits)))
-    assert len(counts) >= 10
+        counts.add((len(traces), *((s.done, len(s.batches)) for s in traces[-1].steps)))
+    assert len(counts) >= 14
+
+
+def test_a_frame_is_not_there_before_its_header(parent: Parent) -> None:
+    out = record(parent)
+    program(out, 1)
+    good = out.at
+    out.frame(child.LOGITS, b"x" * 999)
+    child.HEADER.pack_into(out.map, 0, good)
+    assert parent._collect(None) == [expected(1)]
+
+
+def test_answers_that_do_not_fit_are_an_error_of_ours(parent: Parent) -> None:
+    out = record(parent)
+    out.at = child.ANSWERS_BYTES - 3
+    with pytest.raises(ValueError, match="output rows"):
+        out.frame(child.RUN, b"")
+
+
+def test_much_memory_is_given_back(parent: Parent) -> None:
+    out = record(parent)
+    out.frame(child.LOGITS, bytes(1 << 25))
+    assert os.fstat(parent._answers).st_blocks * 512 > 1 << 24
+    out.clear()
+    assert os.fstat(parent._answers).st_blocks * 512 < 1 << 20
+    program(out, 2)
+    assert parent._collect(None) == [expected(2)]
 
 
 def test_a_worker_that_died_before_it_said_anything(parent: Parent) -> None:
@@ -158,13 +203,15 @@ def test_a_refused_context_is_an_error_with_its_text_and_the_next_run_goes_on(pa
     assert good == expected(1)
 
 
-def test_what_a_child_says_is_parsed_strictly(parent: Parent) -> None:
-    for payload in (b"\xc1", msgspec.msgpack.encode({"op": "0"}), msgspec.msgpack.encode([1]), b""):
-        out = record(parent)
-        out.frame(child.RUN, b"")
-        out.frame(child.STEP, payload)
-        with pytest.raises(msgspec.DecodeError):
-            parent._collect(None)
+@pytest.mark.parametrize("kind", [child.STEP, child.BEGIN, child.BATCH, child.FACTS])
+@pytest.mark.parametrize("payload", [b"\xc1", msgspec.msgpack.encode({"op": "0"}), msgspec.msgpack.encode([1]), b""])
+def test_what_a_child_says_is_parsed_strictly(parent: Parent, kind: int, payload: bytes) -> None:
+    out = record(parent)
+    out.frame(child.RUN, b"")
+    out.begin(0, [])
+    out.frame(kind, payload)
+    with pytest.raises(msgspec.DecodeError):
+        parent._collect(None)
 
 
 def test_time_limits(parent: Parent) -> None:
@@ -197,11 +244,16 @@ def test_frames_of_a_pipe() -> None:
             os.close(w)
 
 
-def test_jobs_are_strict() -> None:
-    job = Job(Scenario(model=ModelRef(recipe="llama"), ops=()), "path", True)
-    data = msgspec.msgpack.encode([job])
-    assert child.JOBS.decode(data) == [job]
+def test_requests_are_strict() -> None:
+    requests = [
+        Job(Scenario(model=ModelRef(recipe="llama"), ops=()), "path", True),
+        Replay(P, b"words", 3, "path", 0),
+    ]
+    data = msgspec.msgpack.encode(requests)
+    assert child.REQUESTS.decode(data) == requests
     raw = msgspec.msgpack.decode(data)
-    raw[0][0]["more"] = 1
+    raw[0][1]["more"] = 1
     with pytest.raises(msgspec.DecodeError):
-        child.JOBS.decode(msgspec.msgpack.encode(raw))
+        child.REQUESTS.decode(msgspec.msgpack.encode(raw))
+    with pytest.raises(msgspec.DecodeError):
+        child.REQUESTS.decode(msgspec.msgpack.encode([["other", 1]]))

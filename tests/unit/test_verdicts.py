@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import MODEL, Ideal, Tape, facts_of, ideal_judge
+from fakes import MODEL, Ideal, Tape, ideal_judge
 
 from oracles.account import Account, Compared, compare_rows
 from oracles.band import FAR, Bands
@@ -81,8 +81,8 @@ def account(rows: Floats, reference: Floats | None) -> Account:
     ledger.trace.logits = rows.astype(np.float32).tobytes()
     refs = References()
     if reference is not None:
-        t = Trace([], [facts_of("dense", tape.params)], End("ok"), logits=reference.astype(np.float32).tobytes())
-        refs.put((tape.params, 0, (Seg(0, (1,), "all"),)), t)
+        t = Trace([], [], End("ok"), logits=reference.astype(np.float32).tobytes())
+        refs.put((tape.params, 0, (Seg(0, (1,), "all"),)), t, 64, 8)
     no_programs = Bands(lambda programs: [Trace([], [], End("error")) for _ in programs], MODEL, "b", None)
     return compare_rows(ledger, refs, no_programs)
 
