@@ -9,7 +9,7 @@ import numpy as np
 
 from oracles.band import FAR, Bands
 from oracles.ledger import Ledger, Moment, RowClaim
-from oracles.reference import References, Rows
+from oracles.reference import References, Rows, key_of
 from subjects.scenario import Op
 from subjects.trace import Floats
 
@@ -91,7 +91,7 @@ def compare_rows(ledger: Ledger, references: References, bands: Bands) -> Accoun
     hidden = ledger.trace.hidden_rows()
     usable: list[tuple[RowClaim, Rows]] = []
     for claim in ledger.rows:
-        rows = references.get((claim.params, claim.seq, claim.chain))
+        rows = references.get(key_of(claim))
         if rows is None or claim.ref_row >= len(rows.logits):
             account.unjudged.append("the reference program did not run")
         elif claim.row >= len(subject):

@@ -9,7 +9,7 @@ from oracles import ledger as ledgers
 from oracles.account import Account, compare_rows
 from oracles.band import Bands
 from oracles.observe import observe
-from oracles.reference import References, replay
+from oracles.reference import References, key_of, replay
 from oracles.registry import OBSERVATIONS, ORACLES
 from oracles.verdict import Verdict, Violation
 from subjects.sandbox import Sandbox
@@ -90,7 +90,7 @@ class Judge:
     def assess(self, program: Scenario, trace: Trace) -> Judgement:
         """Judge a trace, new or stored."""
         ledger = ledgers.read(program, trace) if trace.facts else ledgers.Ledger(program, trace)
-        wanted = [(c.params, c.seq, c.chain) for c in ledger.rows]
+        wanted = [key_of(c) for c in ledger.rows]
         missing = self.references.missing(wanted)
         if missing:
             facts = trace.facts[0]

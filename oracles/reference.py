@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from oracles.ledger import Edit, Item, Ledger, RowClaim, count_outputs
@@ -21,6 +22,17 @@ from subjects.scenario import OPEN, AnyOp, ContextParams, Decode, Edge, ModelRef
 from subjects.trace import Floats, Trace
 
 Key = tuple[ContextParams, int, tuple[Item, ...]]
+
+
+def key_of(claim: RowClaim) -> Key:
+    """The solo reference that a row is held against: its history as sequence 0 of a context with room for one.
+
+    Which id a sequence has, how many there could be, whether their caches are one, and how many threads compute must
+    not matter, and measured on all kinds of memory it does not, to the bit. So equal histories share a reference.
+    """
+    p = claim.params
+    params = msgspec.structs.replace(p, n_seq_max=1, kv_unified=False, n_threads=1, n_batch=max(p.n_batch, 64))
+    return params, 0, claim.chain
 
 
 def _edge(p: int) -> Edge:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oracles.account import Account, Compared
-from oracles.reference import solo
+from oracles.reference import key_of, solo
 from oracles.verdict import Check, Violation
 from subjects.scenario import OP_NAMES, OP_TYPES, Op
 
@@ -33,7 +33,7 @@ def row_violation(
 ) -> Violation:
     """A violation that a reproducer shows by comparing one row with its solo reference."""
     c = row.claim
-    reference = solo(account.ledger.scenario.model, c.params, c.seq, c.chain)
+    reference = solo(account.ledger.scenario.model, *key_of(c))
     band = row.hidden_band if hidden else row.band
     check = Check(
         kind="rows", step=c.step, seq=c.seq, row=c.row, ref_row=c.ref_row, band=band, hidden=hidden, reference=reference

@@ -1,0 +1,158 @@
+"""The command line in this process, as far as nothing native is needed: usage errors, lists, reading files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fuzz import cli
+from fuzz.cli import VERBS, common, main
+from fuzz.cli.common import Usage, expand, read
+from fuzz.known import load_all
+from oracles.registry import ORACLES
+from subjects.recipes import names
+from subjects.scenario import Decode, ModelRef, Part, Scenario, dumps
+
+PROGRAM = Scenario(model=ModelRef(recipe="llama"), ops=(Decode(parts=(Part(seq=0, n=1),)),))
+
+
+def test_one_module_a_verb() -> None:
+    folder = Path(cli.__file__).parent
+    assert {p.stem for p in folder.glob("*.py")} - {"__init__", "common"} == set(VERBS)
+    for module in VERBS.values():
+        assert module.HELP
+        assert (module.__doc__ or "").strip()
+        assert callable(module.add)
+        assert callable(module.run)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["no-such-verb"],
+        ["fuzz", "--jobs"],
+        ["fuzz", "--jobs", "0"],
+        ["fuzz", "--jobs", "x"],
+        ["fuzz", "--minutes", "0"],
+        ["fuzz", "--minutes", "-1"],
+        ["fuzz", "--minutes", "nan"],
+        ["fuzz", "--minutes", "inf"],
+        ["fuzz", "--scenarios", "0"],
+        ["fuzz", "--scenarios", "1.5"],
+        ["fuzz", "--avoid", "sometimes"],
+        ["fuzz", "--fail-on", "old"],
+        ["fuzz", "--reduce-seconds", "0"],
+        ["fuzz", "stray"],
+        ["replay"],
+        ["reduce"],
+        ["explain"],
+        ["models", "write"],
+        ["models", "write", "llama"],
+        ["known", "--verbose"],
+    ],
+)
+def test_wrong_usage_is_exit_2_and_says_so_on_stderr(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(argv)
+    assert e.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("usage: redraft")
+
+
+def test_errors_of_a_verb_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fuzz", "--plant", "no-such-fault"]) == 2
+    assert main(["models", "write", "no-such-model", str(tmp_path / "x.gguf")]) == 2
+    assert main(["models", "write", "llama", str(tmp_path / "no" / "x.gguf")]) == 2
+    assert main(["explain", str(tmp_path / "nothing")]) == 2
+    assert main(["fuzz", "--build", str(tmp_path)]) == 2
+    assert main(["replay", str(tmp_path), "--build", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == 6
+    assert [line.partition(":")[0] for line in lines] == [
+        "redraft fuzz",
+        "redraft models",
+        "redraft models",
+        "redraft explain",
+        "redraft fuzz",
+        "redraft replay",
+    ]
+    assert "'no-such-fault'" in lines[0]
+    assert "draft-greedy" in lines[0]
+    assert "llama" in lines[1]
+    assert "cannot write" in lines[2]
+
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(VERBS["known"], "run", interrupted)
+    assert main(["known"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["models", "--json"], set(names())),
+        (["oracles", "--json"], {o.name for o in ORACLES}),
+        (["known", "--json"], {f.name for f in load_all()}),
+    ],
+)
+def test_lists_as_json(argv: list[str], expected: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in rows} == expected
+    assert len(rows) == len(expected)
+    # and for people
+    assert main(argv[:1]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in expected)
+
+
+def test_a_model_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b, c = (tmp_path / x for x in "abc")
+    assert main(["models", "write", "llama", str(a)]) == 0
+    assert f"{a.stat().st_size} bytes" in capsys.readouterr().out
+    assert main(["models", "write", "llama", str(b)]) == 0
+    assert main(["models", "write", "llama", str(c), "--seed", "1"]) == 0
+    assert a.read_bytes() == b.read_bytes() != c.read_bytes()
+    assert a.read_bytes()[:4] == b"GGUF"
+
+
+def test_reading_files(tmp_path: Path) -> None:
+    good = tmp_path / "a.json"
+    good.write_text(dumps(PROGRAM))
+    assert read(good) == PROGRAM
+    (tmp_path / "b.json").write_text("{}")
+    (tmp_path / "c.json").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "b.json", tmp_path / "c.json", tmp_path / "none.json", tmp_path):
+        with pytest.raises(Usage) as e:
+            read(path)
+        assert str(path) in str(e.value)
+
+
+def test_folders_are_opened(tmp_path: Path) -> None:
+    for name in ("two.json", "one.json", "readme.txt"):
+        (tmp_path / name).write_text(dumps(PROGRAM))
+    assert expand([tmp_path]) == [tmp_path / "one.json", tmp_path / "two.json"]
+    assert expand([tmp_path / "two.json"]) == [tmp_path / "two.json"]
+    found = tmp_path / "out" / "findings" / "x"
+    found.mkdir(parents=True)
+    (found / "finding.json").write_text("{}")
+    assert expand([tmp_path / "out"]) == [found]
+    assert expand([found]) == [found]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Usage, match="no findings and no scenarios"):
+        expand([tmp_path / "empty"])
+
+
+def test_pipes_are_wide_enough_for_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert common.console().width == 120
+    assert common.console(stderr=True).width == 120

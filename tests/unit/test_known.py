@@ -1,0 +1,147 @@
+"""Known faults: every entry is well formed, shows its trigger, and matches nothing that does not have it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fuzz.avoid import AVOIDANCES, Avoider, triggers
+from fuzz.finding import slug_of
+from fuzz.known import FOLDER, BadKnown, KnownFault, load_all, match, scenario_of
+from fuzz.state import Traits, traits_of, valid
+from fuzz.strategies import generate, scenarios
+from subjects import recipes
+from subjects.scenario import OP_NAMES, ModelRef, Scenario, dumps
+
+KNOWN = load_all()
+FIRST = {"ubatch-rollback", "device-corrupt", "device-foreign", "device-older", "stale-rollback"}
+
+
+def traits(scenario: Scenario) -> Traits:
+    assert scenario.model.recipe is not None
+    return traits_of(recipes.get(scenario.model.recipe))
+
+
+def shown_as(fault: KnownFault) -> list[str]:
+    """Signatures that its patterns match."""
+    return [p.replace("*", "x") for p in fault.signatures]
+
+
+def test_the_first_five_are_there() -> None:
+    names = [f.name for f in KNOWN]
+    assert set(names) >= FIRST
+    assert len(names) == len(set(names)) == len(list(FOLDER.glob("*.json")))
+
+
+@pytest.mark.parametrize("fault", KNOWN, ids=lambda f: f.name)
+def test_every_entry_says_what_a_person_needs(fault: KnownFault) -> None:
+    assert fault.name == slug_of(fault.name)
+    assert 15 < len(fault.title) < 100
+    assert len(fault.about) > 30
+    assert fault.builds
+    assert all(re.search(r"\d", b) for b in fault.builds)
+    assert fault.signatures
+
+
+@pytest.mark.parametrize("fault", KNOWN, ids=lambda f: f.name)
+def test_its_scenario_keeps_the_contract_and_has_the_trigger(fault: KnownFault) -> None:
+    scenario = scenario_of(fault)
+    assert not scenario.misuse
+    assert 1 <= len(scenario.ops) <= 8
+    assert scenario.note
+    assert valid(scenario, traits(scenario)) == []
+    assert triggers(fault.avoidance, scenario, traits(scenario))
+    for signature in shown_as(fault):
+        found = match(signature, scenario, traits(scenario), KNOWN)
+        assert found is not None
+    for signature in shown_as(fault):
+        assert match(signature, scenario, traits(scenario), [fault]) == fault
+
+
+@pytest.mark.parametrize("fault", KNOWN, ids=lambda f: f.name)
+def test_a_program_without_the_trigger_is_new(fault: KnownFault) -> None:
+    scenario = scenario_of(fault)
+    without = Avoider([fault.avoidance]).repair(scenario, traits(scenario))
+    assert without != scenario
+    for signature in shown_as(fault):
+        assert match(signature, without, traits(scenario), [fault]) is None
+
+
+@pytest.mark.parametrize("fault", KNOWN, ids=lambda f: f.name)
+def test_signatures_are_narrow(fault: KnownFault) -> None:
+    """Each names the text of a crash, or the operation that is to blame."""
+    for pattern in fault.signatures:
+        assert not re.search(r"[\[\]?]", pattern), "a shell pattern of another kind"
+        if pattern.startswith("liveness:"):
+            assert len(pattern.removeprefix("liveness:").replace("*", "")) >= 15
+        else:
+            assert pattern.split("/")[1] in OP_NAMES
+    scenario = scenario_of(fault)
+    for other in ("logits/reopen/dense", "liveness:SIGSEGV", "liveness:hang", "isolation/clear/hybrid", ""):
+        assert match(other, scenario, traits(scenario), [fault]) is None
+
+
+@pytest.mark.parametrize("recipe", ["llama", "gemma3", "mamba2", "qwen35", "lfm2"])
+def test_programs_that_step_round_everything_match_nothing(recipe: str) -> None:
+    model, of_recipe = ModelRef(recipe=recipe), traits_of(recipes.get(recipe))
+    made = generate(scenarios(model, of_recipe, avoid=Avoider(f.avoidance for f in KNOWN)), 6, 60)
+    signatures = [s for f in KNOWN for s in shown_as(f)]
+    assert not [(s, x) for s in made for x in signatures if match(x, s, of_recipe, KNOWN)]
+
+
+def test_every_entry_has_an_avoidance() -> None:
+    assert {f.avoidance for f in KNOWN} <= set(AVOIDANCES)
+    assert {f.avoidance for f in KNOWN} >= FIRST
+
+
+GOOD = {
+    "name": "stale-rollback",
+    "title": "a title",
+    "about": "about it",
+    "signatures": ["*/seq_rm/hybrid/tail"],
+    "scenario": "s.json",
+    "avoidance": "stale-rollback",
+    "builds": ["llama.cpp 1"],
+}
+
+
+def entry(folder: Path, text: str, name: str = "stale-rollback.json") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def test_a_good_entry(tmp_path: Path) -> None:
+    entry(tmp_path / "known", json.dumps(GOOD))
+    entry(tmp_path / "known", "not read", "README.txt")
+    (fault,) = load_all(tmp_path / "known")
+    assert fault.name == "stale-rollback"
+    assert fault.references == ()
+    program = generate(scenarios(ModelRef(recipe="llama"), traits_of(recipes.get("llama"))), 0, 1)[0]
+    entry(tmp_path / "scenarios", dumps(program), "s.json")
+    assert scenario_of(fault, tmp_path / "known") == program
+    assert load_all(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "Input data was truncated"),
+        ("[]", "Expected `object`"),
+        (json.dumps(GOOD)[:-5], "truncated"),
+        (json.dumps({**GOOD, "more": 1}), "unknown field `more`"),
+        (json.dumps({k: v for k, v in GOOD.items() if k != "signatures"}), "missing required field `signatures`"),
+        (json.dumps({**GOOD, "signatures": "*"}), "Expected `array`"),
+        (json.dumps({**GOOD, "builds": [1]}), "Expected `str`"),
+        (json.dumps({**GOOD, "name": "other"}), "its name must be the file's"),
+        (json.dumps({**GOOD, "avoidance": "no-such"}), "stale-rollback"),
+    ],
+)
+def test_a_bad_entry_is_named(tmp_path: Path, text: str, says: str) -> None:
+    entry(tmp_path, text)
+    with pytest.raises(BadKnown) as e:
+        load_all(tmp_path)
+    assert str(e.value).startswith("stale-rollback.json: ")
+    assert says in str(e.value)
