@@ -74,10 +74,8 @@ class Account:
         """The last operation other than a decode that the claim's history went through, with its moment."""
         if not claim.shaped:
             return None
-        for m in self.ledger.moments:
-            if m.step.op == claim.shaped[-1]:
-                return m.op, m
-        return None
+        m = self.ledger.moments[claim.shaped[-1]]  # one moment an operation, in order
+        return m.op, m
 
 
 def compare_rows(ledger: Ledger, references: References, bands: Bands) -> Account:

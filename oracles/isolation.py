@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oracles.account import Account, Compared
+from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
 from oracles.expect import position_error
 from oracles.ledger import History
@@ -63,9 +63,16 @@ class Isolation(Oracle):
         found, n = self._blobs(account)
         bad.extend(found)
         compared += n
+        worked = [
+            (m.step.op, m.touched, NAME_OF[type(m.op)])
+            for m in account.ledger.moments
+            if m.touched and not m.step.batches and not m.step.skipped
+        ]
         for r in account.compared:
-            others = self._others(account, r)
-            if r.claim.shaped or not others:
+            if r.claim.shaped or not worked:
+                continue
+            others = [name for op, touched, name in worked if op < r.claim.step and r.claim.seq not in touched]
+            if not others:
                 continue
             compared += 1
             if r.wrong:
@@ -77,18 +84,6 @@ class Isolation(Oracle):
                 key = f"isolation:continuation:{others[-1]}"
                 bad.append(row_violation(self.name, account, r, key=key, rule=RULE, because=because))
         return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
-
-    def _others(self, account: Account, r: Compared) -> list[str]:
-        """Operations other than decodes and queries that worked on other sequences before the row."""
-        return [
-            NAME_OF[type(m.op)]
-            for m in account.ledger.moments
-            if m.step.op < r.claim.step
-            and m.touched
-            and not m.step.batches
-            and r.claim.seq not in m.touched
-            and not m.step.skipped
-        ]
 
     def _blobs(self, account: Account) -> tuple[list[Violation], int]:
         bad, compared = [], 0

@@ -78,6 +78,7 @@ class History:
     kinds: frozenset[str] = frozenset()
     positions: tuple[int, ...] | None = None
     fresh_shape: bool = False
+    outputs: int = 0
 
     @property
     def empty(self) -> bool:
@@ -215,7 +216,8 @@ def cut(h: History, at: int) -> History:
             out: Outputs = "all" if item.out == "all" else "none"
             items.append(Seg(item.start, item.tokens[: at - item.start], out))
             kinds |= {"split"}
-    return replace(h, items=tuple(items), length=min(h.length, at), kinds=kinds)
+    kept = tuple(items)
+    return replace(h, items=kept, length=min(h.length, at), kinds=kinds, outputs=count_outputs(kept))
 
 
 class _Fold:
@@ -255,7 +257,7 @@ class _Fold:
                 m.facts, m.params = self.facts, self.params
         elif not step.done and isinstance(op, Restore | RestoreAll):
             m.slot = self.slots.get(op.slot)
-        m.after = dict(self.states)
+        m.after = dict(self.states) if m.touched else m.before
 
     def _set(self, m: Moment, seq: int, state: State) -> None:
         if 0 <= seq < self.n_seq:
@@ -287,8 +289,8 @@ class _Fold:
                 number = batch.first + k if batch.first >= 0 else -1
                 k += 1
             rows.setdefault(r.seq, []).append((r.pos, r.token, number))
-        m.room = self._has_room(rows)
         if batch.rc in (1, -1):
+            m.room = self._has_room(rows)
             return
         whole = batch.rc == 0
         for seq, mine in rows.items():
@@ -342,7 +344,7 @@ class _Fold:
         if len(mine) != sent:
             kinds.add("split")
         items = (*h.items, seg)
-        before = count_outputs(h.items)
+        before = h.outputs
         fresh = h.fresh_shape
         for j, (pos, _, number) in enumerate(mine):
             if number >= 0:
@@ -354,7 +356,8 @@ class _Fold:
                 )
                 fresh = False
         positions = None if h.positions is None else (*h.positions, *(p for p, _, _ in mine))
-        return History(items, h.length + len(mine), h.shaped, frozenset(kinds), positions, fresh)
+        outputs = before + (0 if out == "none" else 1 if out == "last" else len(mine))
+        return History(items, h.length + len(mine), h.shaped, frozenset(kinds), positions, fresh, outputs)
 
     def _has_room(self, rows: dict[int, list[tuple[int, int, int]]]) -> bool:
         """Whether the attention cache has a free cell for every row, counting no sharing (recurrent memory never "
@@ -371,7 +374,7 @@ class _Fold:
     def _cells(self, seq: int) -> int:
         state = self.states[seq]
         if isinstance(state, History):
-            return len(state.held())
+            return state.length if state.positions is None else len(state.positions)
         return state.full if isinstance(state, HalfRestored) else -1
 
     # --- removal and edits --------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from subjects.scenario import (
 
 # Slots of our own, above any that a generated program uses.
 NEIGHBOUR_SLOT = 1000
-# Streams of the final continuation, one a sequence, so that no two sequences are continued alike.
+# Stream of the final continuation; the same for all sequences, so that equal histories have equal references.
 CONTINUATION_STREAM = 90
 CONTINUATION = 2
 
@@ -53,7 +53,7 @@ def observe(scenario: Scenario, wanted: Iterable[str], *, variety: int = 0) -> S
         else:
             ops += [Save(seq=neighbour, slot=NEIGHBOUR_SLOT), seen, Save(seq=neighbour, slot=NEIGHBOUR_SLOT + 1)]
     if "continue" in want:
-        ops += [Draft(seq=s, n=CONTINUATION, stream=CONTINUATION_STREAM + s) for s in range(params.n_seq_max)]
+        ops += [Draft(seq=s, n=CONTINUATION, stream=CONTINUATION_STREAM) for s in range(params.n_seq_max)]
     return msgspec.structs.replace(scenario, ops=tuple(ops))
 
 

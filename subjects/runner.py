@@ -386,8 +386,6 @@ class Runner:
         p0, p1 = self._edge(op.lo, op.seq), self._edge(op.hi, op.seq)
         self._begin(step, op.seq, p0, p1)
         step.rc = self.shim.seq_rm(self.ctx, op.seq, p0, p1)
-        if not step.rc:
-            self.clean = False
 
     def _do_seq_cp(self, op: SeqCp, step: Step) -> None:
         p0, p1 = self._edge(op.lo, op.src), self._edge(op.hi, op.src)
@@ -415,8 +413,8 @@ class Runner:
     def _do_reopen(self, op: Reopen, step: Step) -> None:
         self._begin(step)
         self.shim.free_context(self.ctx)
-        self.clean = False
         self.ctx = 0
+        self.clean = True  # what was done to the old context is gone with it
         self._open(op.params or self.params)
 
     def _do_ask(self, op: Ask, step: Step) -> None:

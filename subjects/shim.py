@@ -6,6 +6,7 @@ Native code runs in whichever process uses this class, so only children (`subjec
 from __future__ import annotations
 
 import ctypes as ct
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "rd_ctx_new": (ct.c_void_p, [ct.c_void_p, _I32P]),
     "rd_ctx_free": (None, [ct.c_void_p]),
     "rd_ctx_facts": (None, [ct.c_void_p, _I32P]),
-    "rd_decode": (ct.c_int32, [ct.c_void_p, ct.c_int32, _I32P, _I32P, _I32P, ct.c_char_p, ct.c_int64]),
+    "rd_decode": (
+        ct.c_int32,
+        [ct.c_void_p, ct.c_int32, ct.c_void_p, ct.c_void_p, ct.c_void_p, ct.c_char_p, ct.c_int64],
+    ),
     "rd_logits": (ct.c_int32, [ct.c_void_p, ct.c_int32, ct.c_void_p, ct.c_int32]),
     "rd_hidden": (ct.c_int32, [ct.c_void_p, ct.c_int32, ct.c_void_p, ct.c_int32]),
     "rd_seq_rm": (ct.c_int32, [ct.c_void_p, ct.c_int32, ct.c_int32, ct.c_int32]),
@@ -78,6 +82,7 @@ class Shim:
             raise WrongShim(f"{path} has interface {lib.rd_version()}, this redraft needs {INTERFACE}")
         self._lib = lib
         self._log = ct.create_string_buffer(1 << 15)
+        self._room = ct.create_string_buffer(1 << 16)
         lib.rd_init()
 
     def system_info(self) -> str:
@@ -130,23 +135,27 @@ class Shim:
     ) -> int:
         """llama_decode of len(token) rows; `abort_after` n lets the abort callback return true at its n-th call "
         "(from 0)."""
-        n = len(token)
-        row = ct.c_int32 * n
-        return int(
-            self._lib.rd_decode(
-                ctx, n, row(*token), row(*pos), row(*seq), bytes(out), -1 if abort_after is None else abort_after
-            )
-        )
+        # addresses of arrays, which are built several times faster than ctypes arrays
+        t, p, s = array("i", token), array("i", pos), array("i", seq)
+        after = -1 if abort_after is None else abort_after
+        addresses = (a.buffer_info()[0] for a in (t, p, s))
+        return int(self._lib.rd_decode(ctx, len(t), *addresses, bytes(out), after))
+
+    def _buffer(self, size: int) -> ct.Array[ct.c_char]:
+        """The one buffer that answers are read into, large enough."""
+        if size > len(self._room):
+            self._room = ct.create_string_buffer(2 * size)
+        return self._room
 
     def logits(self, ctx: int, i: int, n_vocab: int) -> bytes | None:
         """Logits of batch row `i` as n_vocab float32, None where the library gives none."""
-        buf = ct.create_string_buffer(4 * n_vocab)
-        return buf.raw if self._lib.rd_logits(ctx, i, buf, n_vocab) else None
+        buf = self._buffer(4 * n_vocab)
+        return ct.string_at(buf, 4 * n_vocab) if self._lib.rd_logits(ctx, i, buf, n_vocab) else None
 
     def hidden(self, ctx: int, i: int, n_embd: int) -> bytes | None:
         """Embedding row of batch row `i` as n_embd float32, None where the library gives none."""
-        buf = ct.create_string_buffer(4 * n_embd)
-        return buf.raw if self._lib.rd_hidden(ctx, i, buf, n_embd) else None
+        buf = self._buffer(4 * n_embd)
+        return ct.string_at(buf, 4 * n_embd) if self._lib.rd_hidden(ctx, i, buf, n_embd) else None
 
     def seq_rm(self, ctx: int, seq: int, p0: int, p1: int) -> int:
         """llama_memory_seq_rm: 1 removed, 0 refused."""
@@ -184,9 +193,9 @@ class Shim:
 
     def seq_get(self, ctx: int, seq: int, flags: int, room: int) -> tuple[int, bytes]:
         """llama_state_seq_get_data_ext into a buffer of `room` bytes: (bytes written, the buffer)."""
-        buf = ct.create_string_buffer(max(room, 1))
+        buf = self._buffer(room)
         n = int(self._lib.rd_seq_get(ctx, buf, room, seq, flags))
-        return n, buf.raw[: min(n, room)]
+        return n, ct.string_at(buf, min(n, room))
 
     def seq_set(self, ctx: int, seq: int, flags: int, blob: bytes) -> int:
         """llama_state_seq_set_data_ext: bytes read, 0 refused."""
@@ -198,9 +207,9 @@ class Shim:
 
     def all_get(self, ctx: int, room: int) -> tuple[int, bytes]:
         """llama_state_get_data into a buffer of `room` bytes: (bytes written, the buffer)."""
-        buf = ct.create_string_buffer(max(room, 1))
+        buf = self._buffer(room)
         n = int(self._lib.rd_all_get(ctx, buf, room))
-        return n, buf.raw[: min(n, room)]
+        return n, ct.string_at(buf, min(n, room))
 
     def all_set(self, ctx: int, blob: bytes) -> int:
         """llama_state_set_data: bytes read, 0 refused."""
@@ -234,11 +243,14 @@ class Shim:
         self, model: int, p: ContextParams, words: bytes, rows: int, n_vocab: int, n_embd: int
     ) -> tuple[int, bytes, bytes]:
         """A history in a context of its own (see rd_replay): (rows or a negative code, logits, hidden rows)."""
-        logits = ct.create_string_buffer(max(4 * rows * n_vocab, 1))
-        hidden = ct.create_string_buffer(max(4 * rows * n_embd, 1) if p.embeddings else 1)
-        n = int(self._lib.rd_replay(model, _params(p), words, len(words) // 4, logits, hidden, rows))
+        width = 4 * rows * n_vocab
+        hidden_width = 4 * rows * n_embd if p.embeddings else 0
+        buf = self._buffer(width + hidden_width)
+        at = ct.addressof(buf)
+        n = int(self._lib.rd_replay(model, _params(p), words, len(words) // 4, at, at + width, rows))
         got = max(n, 0)
-        return n, logits.raw[: 4 * got * n_vocab], hidden.raw[: 4 * got * n_embd] if p.embeddings else b""
+        hidden = ct.string_at(at + width, 4 * got * n_embd) if p.embeddings else b""
+        return n, ct.string_at(at, 4 * got * n_vocab), hidden
 
 
 @lru_cache(maxsize=4096)

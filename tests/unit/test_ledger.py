@@ -677,8 +677,13 @@ def test_interleaved_rows_belong_to_their_sequences() -> None:
     assert [(c.seq, c.row, c.chain) for c in mine] == [(0, 0, segs((0, (1, 3)))), (1, 1, segs((0, (2, 4))))]
 
 
+def fed_twice() -> Tape:
+    return Tape().decode((0, A)).decode((0, B), out="all")
+
+
 def test_cut_of_a_history() -> None:
-    h = History(items=(Seg(0, A, "last"), Seg(8, B, "all")), length=11)
+    h = history(fed_twice().after())
+    assert h.items == (Seg(0, A, "last"), Seg(8, B, "all"))
     assert cut(h, 11) == h
     assert cut(h, 9).items == (Seg(0, A, "last"), Seg(8, B[:1], "all"))
     assert cut(h, 8).items == (Seg(0, A, "last"),)

@@ -11,7 +11,7 @@ from oracles.band import FAR, Bands
 from oracles.base import OracleFailure
 from oracles.judge import Judgement
 from oracles.ledger import Ledger, RowClaim, Seg
-from oracles.reference import References, Rows
+from oracles.reference import References, Rows, key_of
 from oracles.registry import OBSERVATIONS, ORACLES, by_name
 from oracles.verdict import Check, Verdict, Violation
 from subjects.scenario import ContextParams, Decode, Draft, Part, Restore, Save, Scenario
@@ -82,7 +82,7 @@ def account(rows: Floats, reference: Floats | None) -> Account:
     refs = References()
     if reference is not None:
         t = Trace([], [], End("ok"), logits=reference.astype(np.float32).tobytes())
-        refs.put((tape.params, 0, (Seg(0, (1,), "all"),)), t, 64, 8)
+        refs.put(key_of(ledger.rows[0]), t, 64, 8)
     no_programs = Bands(lambda programs: [Trace([], [], End("error")) for _ in programs], MODEL, "b", None)
     return compare_rows(ledger, refs, no_programs)
 
