@@ -1,9 +1,8 @@
 """Known faults: entries of corpora/known, and whether a finding is one of them.
 
 An entry is a file: title, references, builds, a scenario that shows the fault, the signature it matches, and the name
-of its avoidance in
-fuzz/avoid.py. A finding is known only when its signature matches and its reduced program contains the known trigger:
-what matches by signature alone is new.
+of its avoidance in fuzz/avoid.py. A finding is known only when its signature matches and its reduced program contains
+the known trigger: what matches by signature alone is new.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Reduction of scenarios: the smallest program that still shows the same violation.
 
-Works on programs with their observations written out, so that what is left is all there is. Every candidate is run
-and judged in fresh contexts; it counts
-only while the same oracle reports the same key. The best so far is kept at any moment, so a deadline or Ctrl-C loses
-nothing.
+Works on programs with their observations written out, so that what is left is all there is. Every candidate is run and
+judged in fresh contexts; it counts only while the same oracle reports the same key. The best so far is kept at any
+moment, so a deadline or Ctrl-C loses nothing.
 """
 
 from __future__ import annotations

@@ -146,8 +146,7 @@ def standard(
     sequence.
 
     Whatever a program did after the fault decides by chance which oracle sees it first; a standard continuation makes
-    equal faults equal
-    findings. None where the violation is not one of rows, or does not show like that.
+    equal faults equal findings. None where the violation is not one of rows, or does not show like that.
     """
     if violation is None or violation.check.kind != "rows" or violation.check.seq < 0 or violation.oracle == "purity":
         return None
@@ -175,9 +174,8 @@ def _owed_cut(scenario: Scenario, i: int) -> tuple[AnyOp, ...]:
 def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str = "") -> int:
     """The operation that broke it: the first one after which continuing the sequence is already wrong.
 
-    Running the program's beginnings, each with one more token of the sequence, is the neutral twin of all that
-    follows. Where the check is not one
-    of rows, it names the step itself.
+    Running the program's beginnings, each with one more token of the sequence, is the neutral twin of all that follows.
+    Where the check is not one of rows, it names the step itself.
     """
     check = violation.check
     if check.kind != "rows" or check.seq < 0 or violation.oracle == "purity":

@@ -2,8 +2,7 @@
 composition change.
 
 Two runs of one history differ by float reordering as soon as a batch's composition, the place of cells or a kernel
-differs. A
-difference is judged against what such changes really do here, never against a fixed number. Kinds:
+differs. A difference is judged against what such changes really do here, never against a fixed number. Kinds:
 
 split  the same tokens cut into other batches
 mixed  another sequence's rows in the same batches

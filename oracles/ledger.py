@@ -2,11 +2,9 @@
 llama.cpp.
 
 The rules are the table "What the ledger expects" of the design; each branch of `_Fold` is one of its rows. For every
-sequence the
-ledger knows a History (tokens in the batches that decoded them, and edits), or Undefined with a reason. From that
-come the claims that the oracles
-judge: every output row has a history that it must be the continuation of, and after every step every sequence has
-positions.
+sequence the ledger knows a History (tokens in the batches that decoded them, and edits), or Undefined with a reason.
+From that come the claims that the oracles judge: every output row has a history that it must be the continuation of,
+and after every step every sequence has positions.
 """
 
 from __future__ import annotations
@@ -65,11 +63,9 @@ class History:
     """What a sequence must hold.
 
     items: how it came to be, for a reference to repeat. length: next free position. shaped: scenario operations other
-    than decodes
-    that it went through, latest last. kinds: composition changes that honest float noise may follow from (see
-    oracles.band). positions: the
-    positions held, kept only once an edit made them other than 0 .. length-1. fresh_shape: no output row was seen
-    since the latest of `shaped`.
+    than decodes that it went through, latest last. kinds: composition changes that honest float noise may follow from
+    (see oracles.band). positions: the positions held, kept only once an edit made them other than 0 .. length-1.
+    fresh_shape: no output row was seen since the latest of `shaped`.
     """
 
     items: tuple[Item, ...] = ()
@@ -158,9 +154,9 @@ class SavedSlot:
 class Moment:
     """One step of the program as the ledger sees it.
 
-    before / after: states of every sequence. touched: sequences that the operation says it changes. slot: the slot
-    that a restore used. must_accept: the
-    ledger knows no reason for a refusal. room: a decode that fails although the ledger sees room for it is wrong.
+    before / after: states of every sequence. touched: sequences that the operation says it changes. slot: the slot that
+    a restore used. must_accept: the ledger knows no reason for a refusal. room: a decode that fails although the ledger
+    sees room for it is wrong.
     """
 
     step: Step

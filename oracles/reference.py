@@ -1,8 +1,7 @@
 """References: what an honest library gives for a history, computed in clean contexts.
 
-Solo: the history of one sequence, in the batches that decoded it, alone in a context of its own. Twin: the same
-program with the rows that did not
-survive left out, so that the batches of the other sequences keep their composition.
+Solo: the history of one sequence, in the batches that decoded it, alone in a context of its own. Twin: the same program
+with the rows that did not survive left out, so that the batches of the other sequences keep their composition.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ def solo(model: ModelRef, params: ContextParams, seq: int, chain: Sequence[Item]
 
 def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:
     """The program's own batches with only the rows of `claim`'s surviving history and of the other sequences, None
-    where another
-    sequence went through more than decodes (its rows would then not mean the same).
+    where another sequence went through more than decodes (its rows would then not mean the same).
 
     The claim's row is the last output row of its sequence in it, and the last of the program.
     """

@@ -1,8 +1,7 @@
 """The child side of the sandbox: a zygote that loads library and models, and workers forked from it that run scenarios.
 
 The zygote never decodes, because a process that has decoded must not fork (OpenMP threads hang in the copy). When a
-worker dies,
-however it dies, the zygote tells the parent and forks the next one in a few milliseconds.
+worker dies, however it dies, the zygote tells the parent and forks the next one in a few milliseconds.
 
 Wire format, all little endian: a frame is `u32 length, payload`. Requests (parent to worker, on `requests`) are msgpack
 arrays of Job or Replay. Answers go, frame by frame, into a memory file that parent and child share (a frame there is

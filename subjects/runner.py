@@ -1,8 +1,7 @@
 """Runs one scenario on the library: resolves its symbols, makes the calls, and emits what was answered.
 
 The runner knows how to call llama.cpp and nothing about right and wrong. It keeps a cursor, the next free position of
-every
-sequence, only to turn "append 5 tokens" into positions; what a sequence must hold is the ledger's business
+every sequence, only to turn "append 5 tokens" into positions; what a sequence must hold is the ledger's business
 (`oracles.ledger`).
 
 Everything is emitted twice: before a call (so that a call that never returns is known, with its resolved arguments)

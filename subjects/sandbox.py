@@ -1,9 +1,8 @@
 """The parent side of the sandbox: hands scenarios to a child and gets traces back, whatever the child does.
 
 One Sandbox is one zygote with one live worker. A worker that aborts, throws, hangs or runs out of memory costs the
-scenario that
-it ran and nothing else; the zygote forks the next one in milliseconds. Everything that the child said up to its end
-is in the trace.
+scenario that it ran and nothing else; the zygote forks the next one in milliseconds. Everything that the child said up
+to its end is in the trace.
 """
 
 from __future__ import annotations
@@ -78,9 +77,8 @@ class Stats:
 class Sandbox:
     """A place where scenarios run.
 
-    shim: compiled shim (subjects.builds). models: (path, n_gpu_layers) to load before the first fork. in_flight:
-    called with the
-    scenario that is about to run, to put it where a kill of this process cannot lose it.
+    shim: compiled shim (subjects.builds). models: (path, n_gpu_layers) to load before the first fork. in_flight: called
+    with the scenario that is about to run, to put it where a kill of this process cannot lose it.
 
     Raises SandboxError when the library or a model cannot be loaded.
     """

@@ -1,16 +1,12 @@
 """Scenarios: the programs that redraft runs on llama.cpp, as plain data.
 
 A scenario is a model, the parameters of a context and a list of operations. It is a tagged union of msgspec structs
-with
-strict JSON (unknown keys, duplicate keys and NaN are refused) and a version, so that a file of today is either read
-as it was
-meant or refused.
+with strict JSON (unknown keys, duplicate keys and NaN are refused) and a version, so that a file of today is either
+read as it was meant or refused.
 
 Positions and tokens are symbolic where a reducer must be able to drop an operation and keep the rest meaningful:
-"append 5
-tokens of stream 3 to sequence 0", "cut the last 2". `subjects.runner` resolves them while it runs, and the trace
-records what
-they became.
+"append 5 tokens of stream 3 to sequence 0", "cut the last 2". `subjects.runner` resolves them while it runs, and the
+trace records what they became.
 """
 
 from __future__ import annotations

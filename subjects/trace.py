@@ -1,10 +1,8 @@
 """Traces: what the subject answered, operation by operation, as data that can be stored and judged again.
 
-A trace holds the resolved calls (what symbols became), return codes, positions of every sequence after every
-operation, sizes and
-hashes of blobs, output rows (float32, apart from the records), warnings, and how the child ended. It comes out of an
-untrusted
-child, so it is parsed strictly by msgspec and never unpickled.
+A trace holds the resolved calls (what symbols became), return codes, positions of every sequence after every operation,
+sizes and hashes of blobs, output rows (float32, apart from the records), warnings, and how the child ended. It comes
+out of an untrusted child, so it is parsed strictly by msgspec and never unpickled.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ class Batch(msgspec.Struct, array_like=True):
     """One llama_decode call: its rows, its return code (None: it never returned), and where its output rows are.
 
     Output row k (the k-th row with `out`) is row `first + k` of the trace's `logits` (and `hidden`, when the context
-    gives
-    embeddings); `first` is -1 when nothing was read back.
+    gives embeddings); `first` is -1 when nothing was read back.
     """
 
     rows: list[Row]

@@ -6,8 +6,7 @@ folder for each fault.
   redraft fuzz --out out/night --minutes 60 --avoid never     later: ... --resume
 
 A known fault (see `redraft known`) is found once, reported as known, and stepped round from then on; --avoid always
-steps round from
-the start, --avoid never not at all.
+steps round from the start, --avoid never not at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Reduces a scenario (or the original program of a finding) that shows a violation to the smallest program that still
-shows it.
+"""Finds the smallest program that still shows the violation of a scenario (or of the original program of a finding).
 
-redraft reduce my-scenario.json --out reduced.json
+  redraft reduce my-scenario.json --out reduced.json
 """
 
 from __future__ import annotations

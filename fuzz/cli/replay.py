@@ -4,9 +4,8 @@
   redraft replay corpora/scenarios --build ~/llama.cpp
   redraft replay out/.../findings/removal-seq_rm-hybrid-tail-0f93b3
 
-A finding is FIXED when its violation does not show in any of the runs, a plain scenario when nothing is violated.
-Exit 0 when all
-are FIXED, 1 when one is FAILED or FLAKY, 2 when one could not be run.
+A finding is FIXED when its violation does not show in any of the runs, a plain scenario when nothing is violated. Exit
+0 when all are FIXED, 1 when one is FAILED or FLAKY, 2 when one could not be run.
 """
 
 from __future__ import annotations
