@@ -217,7 +217,9 @@ class Job:
 def make(t: Triaged, known: KnownFault | None, config: JobConfig) -> findings.Finding:
     """The finding of a triaged violation."""
     v = t.violation
-    digest = hashlib.sha256(t.signature.encode()).hexdigest()[:6]
+    # two faults may show themselves with one signature: a known one must hide neither another known one nor a new one
+    identity = f"{t.signature}|{known.name}" if known else t.signature
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:6]
     others = [
         f"{o.oracle}: {o.because}"
         for o in t.judgement.violations

@@ -28,12 +28,11 @@ _Q8: list[_Kv] = [("q8_0", "f32", False), ("q8_0", "q8_0", True), ("q8_0", "q8_0
 _KV = tuple(_STRICT * 12 + _FLASH * 3 + _F16 * 3 + _RARE)
 # rare switches, 1/20 each: (embeddings, threads, offload)
 _SWITCH = (
-    *[(False, 1, False)] * 15,
+    *[(False, 1, False)] * 16,
     (True, 1, False),
     (True, 1, True),
     (False, 1, True),
-    (False, 2, False),
-    (False, 2, True),
+    (False, 2, True),  # no more: two threads on a busy machine take seven times as long as one
 )
 _N_SEQ = (1, 2, 2, 2, 3, 3, 4, 4)
 

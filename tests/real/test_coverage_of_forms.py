@@ -1,7 +1,5 @@
 """What the generator makes is really judged: few programs end without a comparison, hardly a step is skipped."""
 
-"alarms."
-
 from __future__ import annotations
 
 from collections import Counter

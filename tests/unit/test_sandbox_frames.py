@@ -24,6 +24,8 @@ FACTS = facts_of("dense", P)
 class Parent(Sandbox):
     """The parent's half, over an answers file and a stderr of our own."""
 
+    _number = 0
+
     def __init__(self) -> None:
         self.limits, self.stats = Limits(), Stats()
         self._answers = os.memfd_create("answers")
@@ -249,11 +251,13 @@ def test_requests_are_strict() -> None:
         Job(Scenario(model=ModelRef(recipe="llama"), ops=()), "path", True),
         Replay(P, b"words", 3, "path", 0),
     ]
+    decoder = msgspec.msgpack.Decoder(list[Job | Replay], strict=True)
     data = msgspec.msgpack.encode(requests)
-    assert child.REQUESTS.decode(data) == requests
+    assert decoder.decode(data) == requests
     raw = msgspec.msgpack.decode(data)
     raw[0][1]["more"] = 1
-    with pytest.raises(msgspec.DecodeError):
-        child.REQUESTS.decode(msgspec.msgpack.encode(raw))
-    with pytest.raises(msgspec.DecodeError):
-        child.REQUESTS.decode(msgspec.msgpack.encode([["other", 1]]))
+    for bad in (raw, [["other", 1]], [[*raw[1][:3], "4", *raw[1][4:]]]):
+        with pytest.raises(msgspec.DecodeError):
+            decoder.decode(msgspec.msgpack.encode(bad))
+        with pytest.raises(msgspec.DecodeError):
+            child.REQUESTS.decode(msgspec.msgpack.encode(bad))
