@@ -130,9 +130,9 @@ class Run:
         for f in document["findings"]:
             n, m = f["reproduced"]
             label = f"{f['title']} ({f['operations']} operations, {n} of {m}), {f['path']}"
-            self.case(
-                f"finding.{name}", f["signature"], PASSED if f["known"] else FAILED, f"{f['known'] or 'new'}: {label}"
-            )
+            # two known faults, or a known and a new one, may have one signature
+            title = f"{f['signature']} ({f['known'] or 'new'})"
+            self.case(f"finding.{name}", title, PASSED if f["known"] else FAILED, label)
         return document
 
     def canary(self, arguments: list[str]) -> None:

@@ -31,9 +31,9 @@ from subjects.recipes import get, names
 from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import dumps
 
-PROGRAMS = 40
+PROGRAMS = 32
 # Recipes whose graphs cost far more than those of the others.
-FEWER = {"deepseek4": 12}
+FEWER = {"deepseek4": 10}
 KEPT = Path("out") / "smoke"
 
 

@@ -9,14 +9,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from fuzz import finding
+from fuzz.job import JobConfig, make
 from fuzz.known import load_all
+from oracles.verdict import Check, Violation
 from subjects.planted import CANARY
+from subjects.scenario import Ask, ModelRef, Scenario
+from subjects.trace import End, Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 REDRAFT = str(Path(sys.executable).with_name("redraft"))
@@ -191,6 +196,30 @@ def test_kill_9_loses_nothing_that_was_shown_and_a_finding_can_be_replayed(tmp_p
     # the other way round: nothing of the folder is needed but its program
     again = document(redraft("replay", Path(done["findings"][0]["path"]) / "scenario.json", "--json"), 1)
     assert [r["verdict"] for r in again["results"]] == ["FAILED"]
+
+
+def test_a_known_fault_hides_no_other_one_with_its_signature() -> None:
+    """Once they had one folder: whichever came first, a new fault among them, was all that was ever told."""
+    scenario = Scenario(model=ModelRef(recipe="llama"), ops=(Ask(what="positions"),))
+    check = Check(kind="answer", step=0, expected=(0,))
+    violation = Violation(oracle="removal", key="k", rule="r", because="b", check=check)
+    account = SimpleNamespace(memory="hybrid", ledger=SimpleNamespace(trace=Trace([], [], End("ok"))))
+    judgement = SimpleNamespace(violations=[violation], account=account)
+    triaged: Any = SimpleNamespace(
+        signature="removal/seq_rm/hybrid/tail",
+        violation=violation,
+        judgement=judgement,
+        scenario=scenario,
+        original=scenario,
+        reproduced=(3, 3),
+        culprit=0,
+        route="tail",
+    )
+    config = JobConfig(models=[], shim="", build="", cache="", out="", seed=1, job=0, jobs=1)
+    two = load_all()[:2]
+    made = [make(triaged, known, config) for known in (None, *two)]
+    assert len({f.slug for f in made}) == 3
+    assert [f.known for f in made] == [None, *(k.name for k in two)]
 
 
 def test_what_was_a_false_alarm_replays_as_fixed() -> None:

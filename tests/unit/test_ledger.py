@@ -387,6 +387,14 @@ def test_a_copy_of_a_copy_shares_too_and_an_emptied_sequence_does_not() -> None:
     assert tokens(m.after[1]) == A
 
 
+def test_a_restored_sequence_has_cells_of_its_own() -> None:
+    tape = Tape(params=UNIFIED).decode((0, A)).step(SeqCp(src=0, dst=1), 0, 1, -1, -1, pos={1: (0, 7)})
+    tape.step(Save(seq=0, slot=0), 0, 0, 0, rc=9).step(Restore(seq=1, slot=0), 0, 1, 0, rc=9, blobs=[(9, 9)])
+    m = tape.step(SeqAdd(seq=0, delta=4), 0, -1, -1, 4, pos={0: (4, 11)}).ledger().moments[-1]
+    assert m.touched == {0}
+    assert tokens(m.after[1]) == A
+
+
 # --- save and restore -------------------------------------------------------------------------------------------------
 
 
