@@ -80,7 +80,7 @@ class Subject(Sandbox):
         self.subjects += len(scenarios)
         traces = super().run_many(scenarios, model, fresh=fresh, fault=fault)
         if self.recorder is not None:
-            self.recorder.requests.append(_ENCODE([Job(s, str(model), fresh, fault) for s in scenarios]))
+            self.recorder.requests.append(_ENCODE((0, [Job(s, str(model), fresh, fault) for s in scenarios])))
             self.recorder.runs.extend((s, t, fresh) for s, t in zip(scenarios, traces, strict=True))
         return traces
 
@@ -90,7 +90,7 @@ class Subject(Sandbox):
         self.references += len(histories)
         traces = super().replay_many(histories)
         if self.recorder is not None:
-            self.recorder.requests.append(_ENCODE(list(histories)))
+            self.recorder.requests.append(_ENCODE((0, list(histories))))
             self.recorder.runs.extend((h, t, True) for h, t in zip(histories, traces, strict=True))
         return traces
 

@@ -52,7 +52,7 @@ def main(shim_path: str, model: str, requests: str) -> None:
             profile.enable()
         for frame in frames:
             answers.clear()
-            for item in REQUESTS.decode(frame):
+            for item in REQUESTS.decode(frame)[1]:
                 if isinstance(item, Job):
                     worker.run(item)
                 else:

@@ -213,7 +213,8 @@ def _queued_shift(state: State, op: Op) -> bool:
 
 def _half_restore(state: State, op: Op) -> bool:
     """A restore that is refused in its second memory part leaves the first one restored or emptied (iswa, hybrid-iswa,
-    hybrid's attention half, dsv4), a whole-context restore what it had read by then.
+    hybrid's attention half, dsv4), so does one that fails in a later stream; a whole-context restore leaves what it had
+    read by then.
     """
     if not isinstance(op, Restore | RestoreAll) or op.slot not in state.slots:
         return False
@@ -221,7 +222,8 @@ def _half_restore(state: State, op: Op) -> bool:
     layout = slot.params.kv_unified == state.params.kv_unified and slot.params.n_seq_max == state.params.n_seq_max
     layout = layout and slot.params.swa_full == state.params.swa_full and slot.params.n_ctx <= state.params.n_ctx
     refused = slot.corrupted or not state.fits(slot) or not layout
-    return refused and (isinstance(op, RestoreAll) or state.traits.parts)
+    streams = not state.params.kv_unified and state.params.n_seq_max > 1 and state.traits.memory != "recurrent"
+    return refused and (isinstance(op, RestoreAll) or state.traits.parts or streams)
 
 
 def _empty_restore(state: State, op: Op) -> bool:
@@ -244,7 +246,8 @@ def _window_purge(state: State, op: Op) -> bool:
     """
     if not isinstance(op, Decode) or not state.traits.window or not state.holes:
         return False
-    if len(state.rows(op)) <= state.params.n_ubatch:
+    unequal = not state.params.kv_unified and len({p.n for p in op.parts}) > 1  # such a batch is split by sequence
+    if len(state.rows(op)) <= state.params.n_ubatch and not unequal:
         return False
     return any(state.length(p.seq) and state.end(p.seq) + p.n > state.traits.window for p in op.parts)
 

@@ -123,6 +123,8 @@ class Result:
             "unknown": s.total("unjudged"),
             "unreproduced": s.total("unreproduced"),
             "interrupted": self.interrupted,
+            "died": self.died,
+            "troubles": s.troubles,
             "reasons": _sum(p.unknown for p in s.jobs.values()),
             "coverage": s.coverage(),
             "memory_kb": {
@@ -146,7 +148,10 @@ def prepare(out: Path, plan: Plan, *, resume: bool) -> None:
     file = out / "campaign.json"
     asked = msgspec.json.decode(msgspec.json.encode(plan))
     if resume:
-        before = read_json(file)
+        try:
+            before = read_json(file)
+        except msgspec.DecodeError as e:
+            raise CampaignError(f"{file} is damaged: {e}") from None
         if before is None:
             raise CampaignError(f"there is no campaign in {out} to resume; leave --resume out, or give its --out")
         changed = [k for k in asked if before.get(k) != asked[k]]

@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from fuzz import finding as findings
-from fuzz.avoid import Avoider
+from fuzz.avoid import Avoider, triggers
 from fuzz.journal import Journal, Progress
 from fuzz.known import KnownFault, load_all, match
 from fuzz.models import Model
@@ -29,7 +30,7 @@ from fuzz.strategies import generate, palette, scenarios
 from fuzz.triage import Symptom, Triaged, triage
 from oracles.judge import Judge, Judgement
 from oracles.rows import NAME_OF
-from subjects.sandbox import Sandbox
+from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import Scenario
 
 SLICE = 100
@@ -121,18 +122,20 @@ class Job:
 
     def _slice(self) -> None:
         c, p = self.config, self.progress
-        model = c.models[p.slices % len(c.models)]
+        # jobs begin with different models, so that a short campaign sees all kinds of memory early
+        model = c.models[(p.slices + c.job * len(c.models) // c.jobs) % len(c.models)]
         avoider = Avoider(p.avoiding)
         number = slice_seed(c.seed, c.job, c.jobs, p.slices)
         params = palette(model.traits, number, avoider)
         strategy = scenarios(model.ref, model.traits, avoid=avoider, misuse=c.misuse, params_from=params)
-        for program in generate(strategy, number, SLICE):
+        for program in generate(strategy, number, SLICE)[p.in_slice :]:
             if self.over():
-                return  # a slice that was not finished is run again by --resume
+                return  # --resume goes on within the slice
+            p.in_slice += 1
             if p.avoiding != list(avoider.names):  # met a known fault within this slice
                 avoider = Avoider(p.avoiding)
             self._examine(avoider.repair(program, model.traits), model)
-        p.slices += 1
+        p.slices, p.in_slice = p.slices + 1, 0
         self.journal.save(p)
 
     # --- one program --------------------------------------------------------------------------------------------------
@@ -161,21 +164,30 @@ class Job:
         symptom = f"{first.oracle}|{first.key}|{judgement.account.memory}"
         if p.symptoms.get(symptom, 0) >= TRIAGES:
             return
+        if any(triggers(name, judgement.executed, model.traits) for name in p.tired):
+            return  # most likely one of those that were triaged often enough
         p.symptoms[symptom] = p.symptoms.get(symptom, 0) + 1
         self.journal.pending(judgement.executed)
         emit("reducing", job=self.config.job, symptom=str(Symptom.of(first).key))
-        result = triage(
-            self.judges[model.ref],
-            judgement,
-            model.traits,
-            fault=self.config.fault,
-            seconds=self.config.reduce_seconds,
-            stop=lambda: self.stopped,
-        )
-        if isinstance(result, Triaged):
-            self._found(result, model, symptom)
-        else:
-            p.unreproduced += 1
+        try:
+            result = triage(
+                self.judges[model.ref],
+                judgement,
+                model.traits,
+                fault=self.config.fault,
+                seconds=self.config.reduce_seconds,
+                stop=lambda: self.stopped,
+            )
+            if isinstance(result, Triaged):
+                self._found(result, model, symptom)
+            else:
+                p.unreproduced += 1
+        except SandboxError:
+            raise
+        except Exception:
+            # a fault of ours in triage or report costs this finding's report, not the campaign; the program is kept
+            kept = self.journal.trouble(judgement.executed)
+            emit("trouble", job=self.config.job, text=f"{kept} could not be made a finding:\n{traceback.format_exc()}")
         self.journal.settled()
         self.journal.save(p)
 
@@ -185,6 +197,13 @@ class Job:
         if known is not None and self.config.avoid != "never" and known.avoidance not in p.avoiding:
             p.avoiding = sorted({*p.avoiding, known.avoidance})
             p.symptoms.pop(symptom, None)  # what shows the same symptom from now on is something else
+        if known is not None and self.config.avoid == "never":
+            # each known fault uses up its own triages, or a frequent one would hide the others behind its symptom
+            p.symptoms[symptom] -= 1
+            own = f"{symptom}|{known.name}"
+            p.symptoms[own] = p.symptoms.get(own, 0) + 1
+            if p.symptoms[own] == TRIAGES:
+                p.tired = sorted({*p.tired, known.avoidance})
         finding = make(t, known, self.config)
         folder = Path(self.config.out) / "findings"
         if (folder / finding.slug).exists():

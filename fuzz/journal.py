@@ -36,10 +36,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 class Progress(msgspec.Struct):
-    """Where a job is. `symptoms` counts triaged violations by oracle, key and memory; `avoiding` are known faults "
-    "met so far."""
+    """Where a job is: `slices` done and programs of the next one (`in_slice`).
+
+    symptoms: triaged violations by oracle, key and memory. avoiding: known faults met so far. tired: known faults that
+    were triaged often enough, where none are avoided.
+    """
 
     slices: int = 0
+    in_slice: int = 0
     scenarios: int = 0
     unjudged: int = 0
     violating: int = 0
@@ -47,6 +51,7 @@ class Progress(msgspec.Struct):
     seconds: float = 0.0
     symptoms: dict[str, int] = {}
     avoiding: list[str] = []
+    tired: list[str] = []
     coverage: dict[str, int] = {}
     unknown: dict[str, int] = {}
     max_rss_kb: int = 0
@@ -105,6 +110,12 @@ class Journal:
     def pending(self, scenario: Scenario) -> None:
         """Note a violation that is being worked on."""
         write_atomically(self._pending, scenarios.dumps(scenario).encode())
+
+    def trouble(self, scenario: Scenario) -> str:
+        """Keep a program that could not be made a finding, for us to look at; returns its file's name."""
+        path = self.state / f"trouble-{scenario.key()}.json"
+        write_atomically(path, scenarios.dumps(scenario).encode())
+        return path.name
 
     def settled(self) -> None:
         """The pending violation is a finding now, or nothing."""

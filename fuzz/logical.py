@@ -375,6 +375,8 @@ class State:
                     s.pending = True
             if left == s.spans:
                 continue
+            if left and p1 >= s.next:
+                s.next = left[-1][1]  # a hole before p0 makes the end lie further in front
             if not left:
                 self.seqs[i] = Seq(haunted=(s.pending or s.haunted) and op.hi.at != "open")
                 continue

@@ -106,7 +106,8 @@ def final(result: Result, console: Console) -> None:
         for f in sorted(s.findings, key=lambda f: (f["known"] is not None, f["signature"])):
             state = Text(f"known: {f['known']}", style="yellow") if f["known"] else Text("NEW", style="bold red")
             seen = "{}/{}".format(*f["reproduced"])
-            table.add_row(state, f["signature"], f["kind"], str(f["operations"]), seen)
+            # an assertion's text may look like markup
+            table.add_row(state, Text(f["signature"]), f["kind"], str(f["operations"]), seen)
         console.print(table)
         console.print(
             f"Folders are in {s.out / 'findings'}; each README.md there can be pasted into a bug report.", markup=False

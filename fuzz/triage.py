@@ -130,7 +130,7 @@ def triage(
         n += 1
     if violation is None:
         return (shown, n)
-    culprit = blame(judge, result, violation, fault=fault)
+    culprit, _ = blame(judge, result, violation, fault=fault)
     memory = final.account.memory
     route = route_of(result, culprit)
     signature = sign(violation, result, culprit, memory, route)
@@ -150,9 +150,10 @@ def standard(
     """
     if violation is None or violation.check.kind != "rows" or violation.check.seq < 0 or violation.oracle == "purity":
         return None
-    k = blame(judge, scenario, violation, fault=fault) + 1
-    owed = _owed_cut(scenario, k - 1)
-    draft = Draft(seq=violation.check.seq, n=STANDARD_DRAFT, stream=77)
+    culprit, seq = blame(judge, scenario, violation, fault=fault)
+    k = culprit + 1
+    owed = _owed_cut(scenario, culprit)
+    draft = Draft(seq=seq, n=STANDARD_DRAFT, stream=77)
     for params in (msgspec.structs.replace(scenario.params, embeddings=False), scenario.params):
         program = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], *owed, draft), params=params)
         found = judge.judge(program, fresh=True, fault=fault, observed=False, variants=False).violations
@@ -171,27 +172,36 @@ def _owed_cut(scenario: Scenario, i: int) -> tuple[AnyOp, ...]:
     return ()
 
 
-def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str = "") -> int:
-    """The operation that broke it: the first one after which continuing the sequence is already wrong.
+def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str = "") -> tuple[int, int]:
+    """The operation that broke it, and the sequence: the first one after which continuing a sequence is wrong.
 
     Running the program's beginnings, each with one more token of the sequence, is the neutral twin of all that follows.
     Where the check is not one of rows, it names the step itself.
     """
     check = violation.check
     if check.kind != "rows" or check.seq < 0 or violation.oracle == "purity":
-        return min(check.step, len(scenario.ops) - 1)
+        return min(check.step, len(scenario.ops) - 1), check.seq
     for k in range(1, check.step + 1):
+        n_seq = params_at(scenario, k).n_seq_max
+        # the sequence itself first; where it is still right, another may be wrong already that it is copied from later
+        order = [check.seq, *(s for s in range(n_seq) if s != check.seq)]
         # one-row and many-row batches run through other kernels
-        probes = (Draft(seq=check.seq, n=2, stream=77), Decode(parts=(Part(seq=check.seq, n=4, stream=77, out="all"),)))
+        probes = [
+            op
+            for s in order
+            for op in (Draft(seq=s, n=2, stream=77), Decode(parts=(Part(seq=s, n=4, stream=77, out="all"),)))
+        ]
         part = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], *probes))
         run = judge.judge(part, fresh=True, fault=fault, observed=False, variants=False)
-        if any(r.wrong for r in run.account.compared if r.claim.seq == check.seq and r.claim.step >= k):
-            before = run.account.ledger.moments[k - 1].before.get(check.seq)
+        wrong = {r.claim.seq for r in run.account.compared if (r.wrong or r.hidden_wrong) and r.claim.step >= k}
+        if wrong:
+            seq = next(s for s in order if s in wrong)
+            before = run.account.ledger.moments[k - 1].before.get(seq)
             # the cut that a partial restore owes only makes it judgeable: the restore is to blame
-            return before.saved.shaped[-1] if isinstance(before, HalfRestored) else k - 1
+            return (before.saved.shaped[-1] if isinstance(before, HalfRestored) else k - 1), seq
         if run.account.ledger.trace.end.how != "ok":
             break
-    return min(check.step, len(scenario.ops) - 1)
+    return min(check.step, len(scenario.ops) - 1), check.seq
 
 
 def params_at(scenario: Scenario, i: int) -> ContextParams:

@@ -139,6 +139,8 @@ class Bands:
                 out.scale = max(out.scale, float(np.abs(b[-n:]).max()))
                 if p.embeddings:
                     c, d = trace.hidden_rows(), traces[base].hidden_rows()
+                    if not (np.isfinite(c[-n:]).all() and np.isfinite(d[-n:]).all()):
+                        continue
                     out.hidden[kind] = max(out.hidden.get(kind, 0.0), float(np.abs(c[-n:] - d[-n:]).max()))
                     out.hidden_scale = max(out.hidden_scale, float(np.abs(d[-n:]).max()))
         out.logits["edited"] = 4 * max(

@@ -6,6 +6,12 @@ from oracles.ledger import HalfRestored, History, State
 from subjects.trace import Facts
 
 
+def window_need(held: tuple[int, ...], n_swa: int) -> int:
+    """The smallest position that a sliding window must still hold so that the next token, after the last, sees all."""
+    first = held[-1] + 1 - n_swa + 1
+    return next(p for p in held if p >= first)
+
+
 def position_error(state: State, facts: Facts, told: tuple[int, int]) -> tuple[tuple[int, int], str] | None:
     """None when `told` = (pos_min, pos_max) is right or nothing can be said, else the expected pair and what it means
     in words.
@@ -22,8 +28,8 @@ def position_error(state: State, facts: Facts, told: tuple[int, int]) -> tuple[t
     if facts.recurrent or facts.hybrid:
         lo = hi  # one state, at the last position; a hybrid reports the larger of both minima
     elif facts.n_swa:
-        # what the next token attends to must be there; older cells may be
-        need = max(lo, hi + 1 - facts.n_swa + 1)
+        # what the next token attends to must be there, as far as it was not removed; older cells may be gone
+        need = window_need(held, facts.n_swa)
         if told[1] == hi and 0 <= told[0] <= need:
             return None
         return (need, hi), f"hold positions up to {hi}, and its window from {need} at the latest"

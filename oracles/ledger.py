@@ -403,7 +403,7 @@ class _Fold:
         tail = gone[-1] == held[-1] and gone == list(held[len(held) - len(gone) :])
         has_recurrent = self.facts.recurrent or self.facts.hybrid
         if tail and not state.edited:
-            if self._window_gone(m, seq, 0, p0):
+            if self._window_gone(m, seq, tuple(range(p0))):
                 return Undefined(WINDOW_GONE)
             return self._shape(cut(state, p0), m.step.op)
         if has_recurrent:
@@ -411,20 +411,21 @@ class _Fold:
         left = tuple(p for p in held if not p0 <= p < end)
         items = (*state.items, Edit("seq_rm", (p0, p1)))
         new = replace(state, items=items, positions=left, length=left[-1] + 1)
-        if self._window_gone(m, seq, left[0], new.length):
+        if self._window_gone(m, seq, left):
             return Undefined(WINDOW_GONE)
         return self._shape(new, m.step.op, "edited")
 
-    def _window_gone(self, m: Moment, seq: int, first: int, end: int) -> bool:
-        """Whether a sequence that ends at `end` after an edit needs cells that the sliding window no longer holds.
+    def _window_gone(self, m: Moment, seq: int, held: tuple[int, ...]) -> bool:
+        """Whether a sequence that holds `held` after an edit needs cells that the sliding window no longer has.
 
         Cells behind the window go at any time, and pos_min tells (llama.h: "typically non-zero only for SWA caches").
         The caller must look at it; what such a sequence holds is undefined by design.
         """
         if not self.facts.n_swa or seq >= len(m.step.pos):
             return False
+        first = held[-1] + 1 - self.facts.n_swa + 1
         lo = m.step.pos[seq][0]
-        return lo < 0 or lo > max(first, end - self.facts.n_swa + 1)
+        return lo < 0 or lo > next(p for p in held if p >= first)
 
     def _seq_cp(self, op: SeqCp, m: Moment) -> None:
         m.touched = frozenset({op.dst})
@@ -486,7 +487,7 @@ class _Fold:
             items = (*state.items, Edit(call, (p0, p1, x)))
             if list(new) != sorted(new) or new[0] < 0:
                 state = Undefined("positions ran into each other or below zero")
-            elif self._window_gone(m, op.seq, new[0], new[-1] + 1):
+            elif self._window_gone(m, op.seq, new):
                 state = Undefined(WINDOW_GONE)
             else:
                 state = self._shape(replace(state, items=items, positions=new, length=new[-1] + 1), m.step.op, "edited")

@@ -18,6 +18,12 @@ RULE = (
 )
 
 
+_FILE = r"(?:[^:]*/)?([\w.+-]+\.(?:cpp|cc|c|h|hpp|cu|cuh)):\d+(?::\d+)?"
+# "file:line: message", with the program's name before it (libc's assert) or a column (UBSan)
+_PLACE = re.compile(rf"^(?:[\w.+-]+: )?{_FILE}: (.+)$")
+_SUMMARY = re.compile(rf"^SUMMARY: \w+Sanitizer: ([\w-]+) {_FILE}")
+
+
 class LivenessFailure(OracleFailure):
     """The process ended or hung."""
 
@@ -32,8 +38,9 @@ def crash_text(end: End, stderr: str) -> str:
         return "hang"
     lines = stderr.strip().splitlines()
     for line in lines:
-        found = re.match(r"^(?:\S*/)?([\w.+-]+\.(?:cpp|c|h|hpp|cu|cuh)):\d+: (.+)$", line)
-        if found:
+        if found := _SUMMARY.match(line):
+            return f"{found[2]}: {found[1]}"
+        if found := _PLACE.match(line):
             return f"{found[1]}: {found[2].strip()}"
     for i, line in enumerate(lines):
         if line.startswith("terminate called"):

@@ -162,8 +162,10 @@ class References:
         )
         size = len(trace.logits) + len(trace.hidden)
         for i in range(1, len(chain) + 1):
+            old = self._rows.pop((params, seq, chain[:i]), None)  # what a longer chain takes the place of is free again
+            self._bytes -= old[1] if old else 0
             self._rows[params, seq, chain[:i]] = (rows, size if i == len(chain) else 0)
         self._bytes += size
-        while self._bytes > self._limit or len(self._rows) > 20000:
+        while self._rows and (self._bytes > self._limit or len(self._rows) > 20000):
             _, (_, freed) = self._rows.popitem(last=False)
             self._bytes -= freed

@@ -18,6 +18,7 @@ import ctypes
 import mmap
 import os
 import resource
+import select
 import signal
 import struct
 import sys
@@ -37,6 +38,9 @@ RUN, FACTS, BEGIN, BATCH, CODE, STEP, LOGITS, HIDDEN, REFUSED, END = range(10)
 # bytes that are good.
 ANSWERS_BYTES = 1 << 28
 HEADER = struct.Struct("<Q")
+# Behind it the number of the request that the answers are for: a worker may die before it takes the next one.
+NUMBER = struct.Struct("<Q")
+START = HEADER.size + NUMBER.size
 FRAME = struct.Struct("<IB")
 RESULT = struct.Struct("<ii")
 # After more than this was written, the file's memory is given back.
@@ -82,7 +86,7 @@ class Setup(msgspec.Struct):
     memory_mb: int
 
 
-REQUESTS = msgspec.msgpack.Decoder(list[Job | Replay], strict=True)
+REQUESTS = msgspec.msgpack.Decoder(tuple[int, list[Job | Replay]], strict=True)
 _ENCODE = msgspec.msgpack.Encoder().encode
 _POOLED_KINDS = 6
 
@@ -108,6 +112,11 @@ class _Pipe:
             n -= len(data)
         return b"".join(parts)
 
+    def drain(self) -> None:
+        """Throw away what a reader that died has left, perhaps the half of a frame."""
+        while select.select([self.fd], [], [], 0)[0] and os.read(self.fd, 1 << 16):
+            pass
+
     def write(self, payload: bytes) -> None:
         """Write one frame."""
         data = struct.pack("<I", len(payload)) + payload
@@ -124,15 +133,16 @@ class _Recorder:
     def __init__(self, fd: int):
         self.fd = fd
         self.map = mmap.mmap(fd, ANSWERS_BYTES)
-        self.at = HEADER.size
+        self.at = START
 
-    def clear(self) -> None:
+    def clear(self, number: int = 0) -> None:
         """Forget the answers of the last request."""
         if self.at > _KEEP_BYTES:
             os.ftruncate(self.fd, 0)
             os.ftruncate(self.fd, ANSWERS_BYTES)
-        self.at = HEADER.size
+        self.at = START
         HEADER.pack_into(self.map, 0, self.at)
+        NUMBER.pack_into(self.map, HEADER.size, number)
 
     def frame(self, kind: int, payload: bytes) -> None:
         """Append one frame."""
@@ -247,13 +257,14 @@ def _die_with_parent() -> None:
 def _serve(shim: Shim, models: dict[tuple[str, int], int], requests: _Pipe, replies: int, answers: _Recorder) -> None:
     worker = _Worker(shim, models, answers)
     while (request := requests.read()) is not None:
-        answers.clear()
-        for item in REQUESTS.decode(request):
+        number, items = REQUESTS.decode(request)
+        answers.clear(number)
+        for item in items:
             if isinstance(item, Job):
                 worker.run(item)
             else:
                 worker.replay(item)
-        os.write(replies, b"k")
+        os.write(replies, NUMBER.pack(number))
 
 
 def main(argv: list[str]) -> None:
@@ -293,6 +304,7 @@ def main(argv: list[str]) -> None:
             os._exit(0)
         control.write(_ENCODE(Control("began", pid)))
         _, status, usage = os.wait4(pid, 0)
+        requests.drain()
         control.write(_ENCODE(Control("ended", pid, status, usage.ru_maxrss)))
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
             return

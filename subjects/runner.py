@@ -441,7 +441,8 @@ class Runner:
                 for s in range(self.n_seq) if op.seq < 0 else (op.seq,):
                     p0, p1 = max(step.args[1], 0), step.args[2]
                     if p1 < 0 or p1 >= self.next_pos[s]:
-                        self.next_pos[s] = min(self.next_pos[s], p0)
+                        # a hole before p0 makes the end lie further in front
+                        self.next_pos[s] = min(self.next_pos[s], p0, told[s])
             case SeqCp():
                 p1 = step.args[3]
                 end = self.next_pos[op.src]

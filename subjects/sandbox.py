@@ -139,6 +139,7 @@ class Sandbox:
         self._selector.register(self._replies, selectors.EVENT_READ)
         self._selector.register(self._control, selectors.EVENT_READ)
         self._worker = 0
+        self._number = 0
         self._send(_ENCODE(Setup(str(self.shim), [(str(p), n) for p, n in self.models], self.limits.memory_mb)))
         self._await_worker()
 
@@ -205,8 +206,7 @@ class Sandbox:
             if self.in_flight is not None and isinstance(rest[0], Job):
                 self.in_flight(rest[0].scenario)
             began = time.monotonic()
-            self._send(_ENCODE(rest))
-            end = self._wait(len(rest))
+            end = self._ask(rest)
             spent = time.monotonic() - began
             got = self._collect(end)
             traces.extend(got)
@@ -222,16 +222,36 @@ class Sandbox:
             return FIRST_LIMIT * n
         return max(HANG_FLOOR, HANG_FACTOR * self.stats.slowest) * n
 
-    def _wait(self, n: int) -> End | None:
-        """Wait for the reply; None when it came, otherwise how the worker ended (and a new worker is there)."""
-        ready = self._selector.select(self._limit(n))
-        hung = not ready
-        if hung:
-            self.stats.hangs += 1
-            os.kill(self._worker, signal.SIGKILL)
-        elif any(key.fd == self._replies for key, _ in ready):
-            os.read(self._replies, 1)
-            return None
+    def _ask(self, requests: Sequence[Job | Replay]) -> End | None:
+        """Send requests and wait for the reply; None when it came, otherwise how the worker ended (a new one is there).
+
+        Every attempt has a number, which the answers and the reply repeat: a worker that dies between two requests
+        (killed for memory, say) has not taken the next one, which is sent again, and nothing of another attempt is
+        ever taken for an answer.
+        """
+        self._number += 1
+        self._send(_ENCODE((self._number, requests)))
+        attempts = 1
+        while True:
+            ready = self._selector.select(self._limit(len(requests)))
+            hung = not ready
+            if hung:
+                self.stats.hangs += 1
+                os.kill(self._worker, signal.SIGKILL)
+            elif any(key.fd == self._replies for key, _ in ready):
+                if child.NUMBER.unpack(os.read(self._replies, child.NUMBER.size))[0] == self._number:
+                    return None
+                continue
+            end = self._ended(hung)
+            taken = child.NUMBER.unpack_from(self._map, child.HEADER.size)[0] == self._number
+            if taken or end.how == "hang" or attempts == 3:
+                return end
+            attempts += 1
+            self._number += 1
+            self._send(_ENCODE((self._number, requests)))
+
+    def _ended(self, hung: bool) -> End:
+        """How the worker ended; the next one is there."""
         control = self._read_control()
         if control is None:
             raise SandboxError("the sandbox's zygote died: " + self._stderr_text()[-2000:])
@@ -241,8 +261,6 @@ class Sandbox:
         self._await_worker()
         self.stats.restart.append(time.monotonic() - began)
         del self.stats.restart[:-1000]
-        if hung and self._selector.select(0):
-            os.read(self._replies, 1)  # it replied while it was being killed
         if hung:
             return End("hang")
         if os.WIFSIGNALED(control.status):
@@ -263,7 +281,8 @@ class Sandbox:
     def _collect(self, end: End | None) -> list[Trace]:
         """Traces of what is in the answers file: all of them complete, but the last one if the worker ended."""
         good = child.HEADER.unpack_from(self._map, 0)[0]
-        data = self._map[child.HEADER.size : good]
+        mine = child.NUMBER.unpack_from(self._map, child.HEADER.size)[0] == self._number
+        data = self._map[child.START : good] if mine else b""
         traces: list[Trace] = []
         logits: list[bytes] = []
         hidden: list[bytes] = []

@@ -310,7 +310,7 @@ def loads(text: str | bytes) -> Scenario:
     try:
         # msgspec keeps the last of two equal keys silently, so the standard library looks first.
         raw = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except json.JSONDecodeError as e:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise BadScenario(f"not JSON: {e}") from None
     if not isinstance(raw, dict) or raw.get("version", VERSION) != VERSION:
         got = raw.get("version") if isinstance(raw, dict) else type(raw).__name__

@@ -1,5 +1,5 @@
-"""Prints the contract table: for each call what the caller owes, what it gets, and whether llama.h, the source or "
-"nobody says so."""
+"""Prints the contract table: for each call what the caller owes, what it gets, and whether llama.h, the source or
+nobody says so."""
 
 from __future__ import annotations
 

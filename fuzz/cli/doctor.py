@@ -1,5 +1,5 @@
-"""Prints what would be tested, and proves that it works: compiles the shim, writes a model, saves and restores in a "
-"child."""
+"""Prints what would be tested, and proves that it works: compiles the shim, writes a model, saves and restores in a
+child."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Explains a finding (or a scenario, by running it): what must hold, why, what was seen instead, call by call.
 
-  redraft explain out/fuzz-.../findings/removal-seq_rm-hybrid-tail-0f93b3
+redraft explain out/fuzz-.../findings/removal-seq_rm-hybrid-tail-0f93b3
 """
 
 from __future__ import annotations

@@ -74,7 +74,9 @@ def add(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--out", metavar="DIR", type=Path, help="where findings and state go (default: out/fuzz-DATE)")
     p.add_argument(
-        "--resume", action="store_true", help="go on with the campaign in --out (default: the newest in out/)"
+        "--resume",
+        action="store_true",
+        help="go on with the campaign in --out (default: the newest in out/); --minutes and --scenarios are totals",
     )
     p.add_argument(
         "--avoid",

@@ -1,6 +1,6 @@
 """Finds the smallest program that still shows the violation of a scenario (or of the original program of a finding).
 
-  redraft reduce my-scenario.json --out reduced.json
+redraft reduce my-scenario.json --out reduced.json
 """
 
 from __future__ import annotations

@@ -237,7 +237,11 @@ class _Printer:
     def calls(self, calls: Sequence[Call], *, reference: bool = False) -> None:
         """One statement a call; those of the checked step give `got` or `blobs`, the last one gives its rows."""
         last = len(calls) - 1
-        begin = len(calls) if reference or self.check.kind == "rows" else plain.first_of(calls, self.check.step)
+        begin = (
+            len(calls)
+            if reference or self.check.kind == "rows"
+            else plain.first_of(calls, plain.collect_from(self.check))
+        )
         for i, call in enumerate(calls):
             if call.why:
                 self.lines.append(comment(call.why, "// ", _INDENT))
@@ -396,10 +400,11 @@ const bool wrong = {test};
 printf("the call returned %lld, expected {wanted}: %s\\n", (long long) got, wrong ? "WRONG" : "not reproduced");
 return wrong;"""
     if check.kind == "blob":
-        a, b = check.expected
+        a, b = plain.blob_pair(check)
+        right = "blobs.back()" if b < 0 else f"blobs.at({b})"
         if check.what == "size":
             return f"""\
-const bool wrong = blobs.at({a}).size != blobs.at({b}).moved;
+const bool wrong = blobs.at({a}).size != {right}.moved;
 printf("size promised or given, and bytes moved: %s\\n", wrong ? "THEY DIFFER" : "equal: not reproduced");
 return wrong;"""
         order = (
@@ -408,8 +413,8 @@ return wrong;"""
             else ""
         )
         return f"""\
-{order}const bool wrong = blobs.at({a}).data != blobs.at({b}).data;
-printf("blobs {a} and {b} of this step: %s\\n", wrong ? "THEY DIFFER" : "equal: not reproduced");
+{order}const bool wrong = blobs.at({a}).data != {right}.data;
+printf("both blobs: %s\\n", wrong ? "THEY DIFFER" : "equal: not reproduced");
 return wrong;"""
     return 'printf("it survived: not reproduced\\n");\nreturn 0;'
 

@@ -236,6 +236,17 @@ def needed(calls: Sequence[Call], check: Check, *, reference: bool = False) -> l
     return [c for c in calls if c.op <= check.step]
 
 
+def blob_pair(check: Check) -> tuple[int, int]:
+    """Which of the collected blobs are compared: numbers within the step, or the first and last of a span of steps."""
+    a, b = check.expected
+    return (0, -1) if check.what == "neighbour" else (a, b)
+
+
+def collect_from(check: Check) -> int:
+    """The step at which blobs begin to be collected."""
+    return check.expected[0] if check.what == "neighbour" else check.step
+
+
 def first_of(calls: Sequence[Call], step: int) -> int:
     """Index of the first call of a step; the number of calls if there is none."""
     return next((i for i, c in enumerate(calls) if c.op >= step), len(calls))

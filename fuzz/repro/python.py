@@ -305,7 +305,11 @@ class _Printer:
     def calls(self, calls: Sequence[Call], *, reference: bool = False) -> None:
         """One line a call; those of the checked step give `got` or `blobs`, the last one gives its rows."""
         last = len(calls) - 1
-        begin = len(calls) if reference or self.check.kind == "rows" else plain.first_of(calls, self.check.step)
+        begin = (
+            len(calls)
+            if reference or self.check.kind == "rows"
+            else plain.first_of(calls, plain.collect_from(self.check))
+        )
         for i, call in enumerate(calls):
             if call.why:
                 self.lines.append(comment(call.why))
@@ -431,13 +435,13 @@ def _verdict(check: Check, calls: Sequence[Call], reference: Sequence[Call]) -> 
         wanted = " or ".join(map(str, check.expected))
         return _EXPECT_VERDICT.format(expected=list(check.expected), what="the call returned", wanted=wanted)
     if check.kind == "blob":
-        a, b = check.expected
+        a, b = plain.blob_pair(check)
         if check.what == "size":
             return _BYTES_VERDICT.format(
                 left=f"blobs[{a}][0]", right=f"blobs[{b}][1]", what="size promised or given, and bytes moved"
             )
         side = "sorted(blobs[{}][2])" if check.what == "counts" else "blobs[{}][2]"
-        return _BYTES_VERDICT.format(left=side.format(a), right=side.format(b), what=f"blobs {a} and {b} of this step")
+        return _BYTES_VERDICT.format(left=side.format(a), right=side.format(b), what=f"blobs {a} and {b} since then")
     return _ALIVE_VERDICT
 
 

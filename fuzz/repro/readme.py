@@ -178,8 +178,10 @@ def _number(x: float) -> str:
 
 
 def _blobs(check: Check, trace: Trace) -> str:
-    blobs = trace.steps[check.step].blobs
-    a, b = (blobs[i] for i in check.expected)
+    if check.what == "neighbour":
+        a, b = (trace.steps[i].blobs[-1] for i in check.expected)
+    else:
+        a, b = (trace.steps[check.step].blobs[i] for i in check.expected)
     if check.what == "size":
         return f"operation {check.step + 1}: {words.count(a.size, 'byte')} promised or given, {b.moved} moved"
     left = f"{words.count(a.size, 'byte')} (SHA-256 {a.sha}…)"
