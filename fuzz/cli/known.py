@@ -1,5 +1,4 @@
-"""Lists the faults that are known to be open upstream, with the scenario that shows each and the name of its "
-"avoidance."""
+"""Lists the faults known to be open upstream, with the scenario that shows each and its avoidance."""
 
 from __future__ import annotations
 
