@@ -27,6 +27,7 @@ from subjects.scenario import (
     Part,
     Query,
     Reopen,
+    Restore,
     RestoreAll,
     SaveAll,
     SeqAdd,
@@ -112,7 +113,11 @@ def _fillable(g: Gen) -> bool:
 
 def m_save(g: Gen) -> None:
     if g.below(8) == 7:
-        g.save(g.any_seq(), 0, "buffer")
+        # also the state of an empty sequence, which is put back onto one that has gone on, or onto another
+        seq = g.any_seq()
+        slot = g.save(seq, 0, "buffer")
+        if slot >= 0 and not g.state.length(seq) and g.feed_any(seq):
+            g.push(Restore(seq=seq if g.below(2) == 0 else g.any_seq(), slot=slot))
         return
     seq, medium = g.live(), g.below(6)
     if medium == 5:

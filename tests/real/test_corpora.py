@@ -51,7 +51,7 @@ def test_a_known_fault_shows_as_its_entry_says(path: Path, judge_of: JudgeOf) ->
     judgement = judge.judge(scenario, fresh=True)
     assert judgement.violations, "fixed?"
     first = judgement.violations[0]
-    culprit = blame(judge, judgement.executed, first)
+    culprit, _ = blame(judge, judgement.executed, first)
     route = route_of(judgement.executed, culprit)
     signature = sign(first, judgement.executed, culprit, judgement.account.memory, route)
     assert match(signature, judgement.executed, model.traits, [fault]) == fault, signature

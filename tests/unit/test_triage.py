@@ -218,15 +218,15 @@ def test_blame_is_the_first_operation_after_which_it_is_wrong(k: int) -> None:
     ops.insert(2 + k, Restore(seq=1, slot=0))
     s = program(*ops, Draft(seq=1, n=2))
     found = judge.judge(s, fault="x", observed=False)
-    assert blame(judge, s, found.violations[0], fault="x") == 2 + k
+    assert blame(judge, s, found.violations[0], fault="x")[0] == 2 + k
 
 
 def test_blame_of_an_answer_is_its_step() -> None:
     judge = ideal_judge()
     s = program(feed(3), Clear(), feed(2))
-    assert blame(judge, s, violation("refusal", "k", 1)) == 1
-    assert blame(judge, s, violation("liveness", "k", 9, kind="alive")) == 2
-    assert blame(judge, s, violation("purity", "k", 2, kind="rows", seq=0)) == 2
+    assert blame(judge, s, violation("refusal", "k", 1))[0] == 1
+    assert blame(judge, s, violation("liveness", "k", 9, kind="alive"))[0] == 2
+    assert blame(judge, s, violation("purity", "k", 2, kind="rows", seq=0))[0] == 2
 
 
 def test_the_standard_continuation_is_of_rows_only() -> None:
