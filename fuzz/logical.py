@@ -332,6 +332,10 @@ class State:
         same = (slot.params.type_k, slot.params.type_v, slot.params.flash_attn) == (
             self.params.type_k, self.params.type_v, self.params.flash_attn,
         )  # fmt: skip
+        # a blob has one section a stream (src/llama-kv-cache.cpp state_read_sinfo(): "n_stream mismatch")
+        streams = [1 if p.kv_unified else p.n_seq_max for p in (slot.params, self.params)]
+        if self.traits.memory != "recurrent" and streams[0] != streams[1]:
+            return False
         return same and not slot.corrupted
 
     def _restore(self, op: Restore) -> None:

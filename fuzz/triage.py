@@ -11,7 +11,7 @@ from fuzz.reduce import Reduction, reduce
 from fuzz.state import Traits, valid
 from oracles.judge import Judge, Judgement
 from oracles.ledger import HalfRestored
-from oracles.rows import NAME_OF
+from oracles.rows import NAME_OF, twin_rung
 from oracles.verdict import Violation
 from subjects.scenario import (
     ON_DEVICE,
@@ -131,12 +131,22 @@ def triage(
     if violation is None:
         return (shown, n)
     culprit, _ = blame(judge, result, violation, fault=fault)
+    violation = with_twin(judge, final, violation)
     memory = final.account.memory
     route = route_of(result, culprit)
     signature = sign(violation, result, culprit, memory, route)
     return Triaged(
         final, violation, result, judgement.executed, (shown, RERUNS), culprit, route, signature, complete, tried
     )
+
+
+def with_twin(judge: Judge, run: Judgement, violation: Violation) -> Violation:
+    """The violation with the rung of the twin, where it is one of rows."""
+    row = next((r for r in run.account.compared if r.claim.row == violation.check.row), None)
+    if violation.check.kind != "rows" or violation.check.hidden or violation.oracle == "purity" or row is None:
+        return violation
+    rung = twin_rung(judge.twin_error(run.account, row.claim), row.band)
+    return msgspec.structs.replace(violation, rungs=(rung, *violation.rungs))
 
 
 def standard(

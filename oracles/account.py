@@ -20,7 +20,8 @@ class Compared:
 
     error: largest absolute difference of the logits. band: largest honest one. token / expected: arg max of both.
     gap: by how much
-    the reference prefers its first token to the subject's. hidden_error / hidden_band: the same for embedding rows (0
+    the reference prefers its first token to the subject's. twin: largest difference from the twin, where it was run.
+    hidden_error / hidden_band: the same for embedding rows (0
     without them).
     """
 
@@ -33,6 +34,7 @@ class Compared:
     gap: float
     hidden_error: float = 0.0
     hidden_band: float = 0.0
+    twin: float | None = None
 
     @property
     def wrong(self) -> bool:
@@ -41,8 +43,8 @@ class Compared:
 
     @property
     def ambiguous(self) -> bool:
-        """Between noise and error."""
-        return not self.wrong and self.error > self.band
+        """Between noise and error, and the twin does not settle it."""
+        return not self.wrong and self.error > self.band and (self.twin is None or self.twin > self.band)
 
     @property
     def other_token(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from oracles.ledger import Edit, Item, Ledger, RowClaim, count_outputs
+from oracles.ledger import Edit, Item, Ledger, RowClaim, Seg, count_outputs
 from subjects.child import Replay
 from subjects.scenario import OPEN, AnyOp, ContextParams, Decode, Edge, ModelRef, Part, Scenario, SeqAdd, SeqDiv, SeqRm
 from subjects.trace import Floats, Trace
@@ -59,19 +59,17 @@ def solo(model: ModelRef, params: ContextParams, seq: int, chain: Sequence[Item]
 
 
 def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:
-    """The program's own batches with only the rows of `claim`'s surviving history and of the other sequences, None
-    where another sequence went through more than decodes (its rows would then not mean the same).
+    """The program's own batches with only the rows of `claim`'s surviving history and those of the other sequences.
 
-    The claim's row is the last output row of its sequence in it, and the last of the program.
+    None where another sequence went through more than decodes (its rows would not mean the same), or where the history
+    was edited. `row_at` finds the claim's row in the twin's trace.
     """
-    alive = {(i.start + j): t for i in claim.chain if not isinstance(i, Edit) for j, t in enumerate(i.tokens)}
-    if any(isinstance(i, Edit) for i in claim.chain):
+    if any(isinstance(item, Edit) for item in claim.chain):
         return None
+    alive = {item.start + j: t for item in claim.chain if isinstance(item, Seg) for j, t in enumerate(item.tokens)}
     ops: list[AnyOp] = []
     at = 0
     for m in ledger.moments:
-        if m.step.op > claim.step:
-            break
         if not m.step.batches and any(s != claim.seq for s in m.touched):
             return None
         for batch in m.step.batches:
@@ -79,18 +77,34 @@ def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:
                 continue
             parts: list[Part] = []
             for seq in dict.fromkeys(r.seq for r in batch.rows):
-                rows = [r for r in batch.rows if r.seq == seq]
-                if seq == claim.seq:
-                    # only the pass that computed the surviving tokens counts, so take rows in order as they extend the
-                    # history
-                    rows = [r for r in rows if r.pos == at and alive.get(r.pos) == r.token and (at := at + 1)]
-                if rows:
-                    parts.append(Part(seq=seq, n=len(rows), tokens=tuple(r.token for r in rows), out="all"))
+                tokens: list[int] = []
+                for r in batch.rows:
+                    if r.seq != seq:
+                        continue
+                    if seq != claim.seq:
+                        tokens.append(r.token)
+                    elif r.pos == at and alive.get(at) == r.token:  # what was decoded and cut again is left out
+                        tokens.append(r.token)
+                        at += 1
+                if tokens:
+                    parts.append(Part(seq=seq, n=len(tokens), tokens=tuple(tokens), out="all"))
             if parts:
                 ops.append(Decode(parts=tuple(parts)))
             if at > claim.pos:
                 return Scenario(model=ledger.scenario.model, params=m.params, ops=tuple(ops), note="reference: twin")
     return None
+
+
+def row_at(trace: Trace, seq: int, pos: int) -> int:
+    """Number of the last output row of a sequence at a position, -1 when there is none."""
+    found = -1
+    for step in trace.steps:
+        for batch in step.batches:
+            outs = [r for r in batch.rows if r.out]
+            for k, r in enumerate(outs):
+                if batch.first >= 0 and (r.seq, r.pos) == (seq, pos):
+                    found = batch.first + k
+    return found
 
 
 _CALLS = {"seq_rm": 1, "seq_add": 2, "seq_div": 3}

@@ -48,7 +48,30 @@ def row_violation(
         band=band,
         nmse=row.nmse,
         suspects=suspects(account, row),
+        rungs=() if hidden else (band_rung(row), tie_rung(row)),
     )
+
+
+def band_rung(row: Compared) -> str:
+    """The error against honest differences."""
+    ratio = row.error / row.band if row.band else float("inf")
+    return f"band: off by {row.error:.3g}, honest differences here stay below {row.band:.2g} ({ratio:,.0f} times)"
+
+
+def tie_rung(row: Compared) -> str:
+    """Whether a different greedy token is more than a near tie."""
+    if row.token == row.expected:
+        return "near tie: the greedy token is the same"
+    near = "a near tie, no divergence" if not row.other_token else "no near tie"
+    return f"near tie: the reference prefers token {row.expected} to {row.token} by {row.gap:.3g}, {near}"
+
+
+def twin_rung(difference: float | None, band: float) -> str:
+    """The row against the same program without what did not survive."""
+    if difference is None:
+        return "twin: none, because other sequences went through more than decodes or the history was edited"
+    verdict = "a state error" if difference > band else "noise"
+    return f"twin: off by {difference:.3g} from the same batches without what did not survive, {verdict}"
 
 
 def where(account: Account, row: Compared) -> str:

@@ -47,7 +47,8 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     culprit.
     rule: first line of a report, "llama.h says ..." or "llama.h is silent; ...". because: the argument ("X must equal
     Y because ...;
-    but ..."). error / band: measured sizes where rows were compared (0 otherwise). suspects: scenario operations that
+    but ..."). error / band: measured sizes where rows were compared (0 otherwise). rungs: what the verdict stands on,
+    a line each (twin, band, near tie). suspects: scenario operations that
     may have
     broken it, latest first.
     """
@@ -62,6 +63,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     band: float = 0.0
     nmse: float = 0.0
     suspects: tuple[int, ...] = ()
+    rungs: tuple[str, ...] = ()
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

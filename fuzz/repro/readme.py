@@ -142,7 +142,7 @@ def _observed(finding: Finding, trace: Trace, reference: Trace | None) -> list[s
         verb = "never returned and was killed" if finding.hang else f"ended the process{_how(trace)}"
         lines.append(f"operation {check.step + 1} {verb}; the process must survive it")
     n, m = finding.reproduced
-    lines.append(f"reproduced in {n} of {words.count(m, 'run')}, each in a process and context of its own")
+    lines.append(f"reproduced in {n} of {words.count(m, 'run')}, each in fresh contexts")
     if v is not None and v.suspects and finding.culprit is None:
         lines.append("suspected operations: " + ", ".join(str(s + 1) for s in v.suspects))
     if finding.known:
@@ -164,6 +164,7 @@ def _rows(finding: Finding, trace: Trace, reference: Trace | None) -> list[str]:
         )
         if v.nmse > 0:
             lines.append(f"NMSE {v.nmse:.2g}")
+        lines += [rung for rung in v.rungs if not rung.startswith("band")]
     if reference is not None and not check.hidden and 0 <= check.ref_row < len(reference.logit_rows()):
         ours, clean = trace.logit_rows()[check.row], reference.logit_rows()[check.ref_row]
         a, b = int(ours.argmax()), int(clean.argmax())
