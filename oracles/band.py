@@ -28,7 +28,7 @@ from subjects.trace import Trace
 # An honest difference may be this many times the largest one that was measured on a handful of prompts.
 SAFETY = 8.0
 # A state error must be this many times outside the band; what lies between is ambiguous, which is unknown.
-FAR = 10.0
+FAR = 30.0
 # Below so many units in the last place of the largest logit nothing is told apart: the sum of some dozens of float32
 # terms.
 FLOOR_ULPS = 64.0

@@ -74,7 +74,10 @@ class History:
     kinds: frozenset[str] = frozenset()
     positions: tuple[int, ...] | None = None
     fresh_shape: bool = False
+    # output rows of `items`, and how many of the oldest positions a sliding window may have dropped by now, in the
+    # subject or in a reference that repeats the items
     outputs: int = 0
+    gone: int = 0
 
     @property
     def empty(self) -> bool:
@@ -213,7 +216,7 @@ def cut(h: History, at: int) -> History:
             items.append(Seg(item.start, item.tokens[: at - item.start], out))
             kinds |= {"split"}
     kept = tuple(items)
-    return replace(h, items=kept, length=min(h.length, at), kinds=kinds, outputs=count_outputs(kept))
+    return replace(h, items=kept, length=min(h.length, at), kinds=kinds, outputs=count_outputs(kept), gone=0)
 
 
 class _Fold:
@@ -353,7 +356,8 @@ class _Fold:
                 fresh = False
         positions = None if h.positions is None else (*h.positions, *(p for p, _, _ in mine))
         outputs = before + (0 if out == "none" else 1 if out == "last" else len(mine))
-        return History(items, h.length + len(mine), h.shaped, frozenset(kinds), positions, fresh, outputs)
+        new = History(items, h.length + len(mine), h.shaped, frozenset(kinds), positions, fresh, outputs, h.gone)
+        return replace(new, gone=self._may_be_gone(new)) if positions is not None and self.facts.n_swa else new
 
     def _has_room(self, rows: dict[int, list[tuple[int, int, int]]]) -> bool:
         """Whether the attention cache has a free cell for every row, counting no sharing (recurrent memory never "
@@ -411,9 +415,23 @@ class _Fold:
         left = tuple(p for p in held if not p0 <= p < end)
         items = (*state.items, Edit("seq_rm", (p0, p1)))
         new = replace(state, items=items, positions=left, length=left[-1] + 1)
-        if self._window_gone(m, seq, left):
+        old = self._may_be_gone(state)
+        new = replace(new, gone=sum(not p0 <= p < end for p in held[:old]))
+        if self._window_gone(m, seq, left) or self._needs_gone(new):
             return Undefined(WINDOW_GONE)
         return self._shape(new, m.step.op, "edited")
+
+    def _may_be_gone(self, h: History) -> int:
+        """How many of its oldest positions the next token cannot see, so that their window cells may be taken."""
+        if not self.facts.n_swa:
+            return 0
+        held = h.held()
+        return max(h.gone, sum(p <= held[-1] + 1 - self.facts.n_swa for p in held))
+
+    def _needs_gone(self, h: History) -> bool:
+        """Whether the next token would see a position that may be gone."""
+        held = h.held()
+        return any(p > held[-1] + 1 - self.facts.n_swa for p in held[: h.gone])
 
     def _window_gone(self, m: Moment, seq: int, held: tuple[int, ...]) -> bool:
         """Whether a sequence that holds `held` after an edit needs cells that the sliding window no longer has.
@@ -485,12 +503,13 @@ class _Fold:
                 return
             new = tuple((p + x if call == "seq_add" else p // x) if p0 <= p < end else p for p in held)
             items = (*state.items, Edit(call, (p0, p1, x)))
+            moved = replace(state, items=items, positions=new, length=new[-1] + 1, gone=self._may_be_gone(state))
             if list(new) != sorted(new) or new[0] < 0:
                 state = Undefined("positions ran into each other or below zero")
-            elif self._window_gone(m, op.seq, new):
+            elif self._window_gone(m, op.seq, new) or self._needs_gone(moved):
                 state = Undefined(WINDOW_GONE)
             else:
-                state = self._shape(replace(state, items=items, positions=new, length=new[-1] + 1), m.step.op, "edited")
+                state = self._shape(moved, m.step.op, "edited")
         if state is not None:
             self._set(m, op.seq, state)
         for s in others - {op.seq}:

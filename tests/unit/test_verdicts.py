@@ -70,7 +70,7 @@ def test_a_near_tie_is_no_other_token(token: int, gap: float, other: bool) -> No
 
 def test_hidden_rows_are_judged_by_their_own_band() -> None:
     assert not compared(hidden_error=1.0, hidden_band=0.1).hidden_wrong
-    assert compared(hidden_error=1.1, hidden_band=0.1).hidden_wrong
+    assert compared(hidden_error=3.1, hidden_band=0.1).hidden_wrong
     assert compared(hidden_error=float("nan"), hidden_band=0.1).hidden_wrong
 
 
