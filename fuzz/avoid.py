@@ -223,6 +223,9 @@ def _half_restore(state: State, op: Op) -> bool:
     layout = layout and slot.params.swa_full == state.params.swa_full and slot.params.n_ctx <= state.params.n_ctx
     refused = slot.corrupted or not state.fits(slot) or not layout
     streams = not state.params.kv_unified and state.params.n_seq_max > 1 and state.traits.memory != "recurrent"
+    if isinstance(op, Restore) and state.params.kv_unified:
+        others = state.total() - state.length(op.seq)
+        refused = refused or others + slot.seqs[0].length > state.params.n_ctx
     return refused and (isinstance(op, RestoreAll) or state.traits.parts or streams)
 
 

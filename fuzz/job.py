@@ -152,7 +152,6 @@ class Job:
         for op in program.ops:
             key = f"{NAME_OF[type(op)]}/{memory}"
             p.coverage[key] = p.coverage.get(key, 0) + 1
-        p.max_rss_kb = max(p.max_rss_kb, self.sandbox.stats.max_rss_kb)
         if judgement.violations:
             p.violating += 1
             self._violated(judgement, model)
@@ -229,6 +228,7 @@ class Job:
         if force or now - self._told >= PROGRESS_EVERY:
             self._told = now
             self.progress.seconds = self.before + now - self.began
+            self.progress.max_rss_kb = max(self.progress.max_rss_kb, self.sandbox.peak_kb())
             own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             emit("progress", job=self.config.job, own_rss_kb=own, progress=msgspec.to_builtins(self.progress))
 

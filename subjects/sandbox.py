@@ -183,6 +183,14 @@ class Sandbox:
             raise SandboxError(text or "the child ended before it began; `redraft doctor` says more")
         self._worker = control.pid
 
+    def peak_kb(self) -> int:
+        """Largest resident size of any worker so far, the live one included (0 where the system does not tell)."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(f"/proc/{self._worker}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    self.stats.max_rss_kb = max(self.stats.max_rss_kb, int(line.split()[1]))
+        return self.stats.max_rss_kb
+
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(self, scenario: Scenario, model: Path, *, fresh: bool = True, fault: str = "") -> Trace:
