@@ -349,15 +349,21 @@ AVOIDANCES: dict[str, Avoidance] = {
 }
 
 
-def triggers(name: str, scenario: Scenario, traits: Traits) -> bool:
-    """Whether the program contains the trigger of the fault called `name`. Raises KeyError for an unknown name."""
+def triggered(name: str, scenario: Scenario, traits: Traits) -> int | None:
+    """The first operation that sets off the fault called `name`, None when none does. Raises KeyError for an "
+    "unknown name."""
     hit = AVOIDANCES[name].hit
     state = State(traits, scenario.params)
-    for op in scenario.ops:
+    for i, op in enumerate(scenario.ops):
         if hit(state, op):
-            return True
+            return i
         state.apply(op)
-    return False
+    return None
+
+
+def triggers(name: str, scenario: Scenario, traits: Traits) -> bool:
+    """Whether the program contains the trigger of the fault called `name`."""
+    return triggered(name, scenario, traits) is not None
 
 
 class Avoider:

@@ -134,8 +134,7 @@ def files(finding: Finding, traces: Mapping[str, Trace]) -> dict[str, bytes]:
         "environment.json": _json(finding.environment),
         "explanation.txt": explain(finding, subject, reference),
         "README.md": readme(finding, subject, reference),
-        "stderr.txt": subject.stderr
-        + "".join(f"operation {s.op + 1}: {line}\n" for s in subject.steps for line in s.log),
+        "stderr.txt": subject.stderr + "".join(f"operation {s.op}: {line}\n" for s in subject.steps for line in s.log),
         "repro.py": repro_py(finding, calls, reference_calls),
         "repro.cpp": repro_cpp(finding, calls, reference_calls),
     }

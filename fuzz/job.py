@@ -191,7 +191,7 @@ class Job:
         self.journal.save(p)
 
     def _found(self, t: Triaged, model: Model, symptom: str) -> None:
-        known = match(t.signature, t.scenario, model.traits, self.known)
+        known = match(t.signature, t.scenario, model.traits, self.known, t.culprit)
         p = self.progress
         if known is not None and self.config.avoid != "never" and known.avoidance not in p.avoiding:
             p.avoiding = sorted({*p.avoiding, known.avoidance})

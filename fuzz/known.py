@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from fuzz.avoid import AVOIDANCES, triggers
+from fuzz.avoid import AVOIDANCES, triggered
 from fuzz.state import Traits
 from subjects.scenario import Record, Scenario
 from subjects.scenario import loads as load_scenario
@@ -61,11 +61,16 @@ def scenario_of(fault: KnownFault, folder: Path = FOLDER) -> Scenario:
     return load_scenario((folder.parent / "scenarios" / fault.scenario).read_bytes())
 
 
-def match(signature: str, scenario: Scenario, traits: Traits, faults: list[KnownFault]) -> KnownFault | None:
-    """The known fault that a reduced finding is, None when it is new."""
+def match(
+    signature: str, scenario: Scenario, traits: Traits, faults: list[KnownFault], culprit: int
+) -> KnownFault | None:
+    """The known fault that a reduced finding is, None when it is new.
+
+    Its trigger must be the operation to blame, or lie before it: what comes later cannot have caused the violation.
+    """
     for fault in faults:
-        if any(fnmatch.fnmatchcase(signature, p) for p in fault.signatures) and triggers(
-            fault.avoidance, scenario, traits
-        ):
-            return fault
+        if any(fnmatch.fnmatchcase(signature, p) for p in fault.signatures):
+            at = triggered(fault.avoidance, scenario, traits)
+            if at is not None and at <= culprit:
+                return fault
     return None

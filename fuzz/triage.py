@@ -121,22 +121,19 @@ def triage(
             symptom = plain[1]
             reduction = smaller(plain[0], symptom)
             result, complete, tried = reduction.scenario, reduction.complete and complete, tried + reduction.tried
-    final = run(result)
-    violation = find(final, symptom)
-    n = RERUNS + 1
-    while violation is None and n < 10 * RERUNS:
-        final = run(result)
-        violation = find(final, symptom)
-        n += 1
-    if violation is None:
-        return (shown, n)
+    # how often the program that is reported shows it, not the one that it came from
+    finals = [run(result) for _ in range(RERUNS)]
+    hits = [(f, v) for f in finals if (v := find(f, symptom)) is not None]
+    if not hits:
+        return (0, RERUNS)
+    final, violation = hits[0]
     culprit, _ = blame(judge, result, violation, fault=fault)
     violation = with_twin(judge, final, violation)
     memory = final.account.memory
     route = route_of(result, culprit)
     signature = sign(violation, result, culprit, memory, route)
     return Triaged(
-        final, violation, result, judgement.executed, (shown, RERUNS), culprit, route, signature, complete, tried
+        final, violation, result, judgement.executed, (len(hits), RERUNS), culprit, route, signature, complete, tried
     )
 
 
@@ -190,7 +187,9 @@ def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str 
     """
     check = violation.check
     if check.kind != "rows" or check.seq < 0 or violation.oracle == "purity":
-        return min(check.step, len(scenario.ops) - 1), check.seq
+        # suspects: where an oracle knows the operation itself, and the check is made by one that follows it
+        k = violation.suspects[0] if violation.suspects else check.step
+        return min(k, len(scenario.ops) - 1), check.seq
     for k in range(1, check.step + 1):
         n_seq = params_at(scenario, k).n_seq_max
         # the sequence itself first; where it is still right, another may be wrong already that it is copied from later

@@ -49,6 +49,9 @@ from subjects.trace import Batch, Blob, Facts, Row, Step
 
 # a session file carries tokens beside the state; these are saved and must come back
 FILE_TOKENS = (7, 11, 13)
+# a query for positions names every sequence up to the one that is asked for
+FAR_SEQ = 4096
+_NAN = array("f", [float("nan")]).tobytes()
 
 
 class Refused(RuntimeError):
@@ -87,6 +90,7 @@ class Slot:
     whole: bool
     next_pos: list[int]
     fd: int = -1
+    corrupt: bool = False
 
 
 @dataclass
@@ -175,16 +179,25 @@ class Runner:
 
     # --- resolution ---------------------------------------------------------------------------------------------------
 
+    def _next(self, seq: int) -> int:
+        """The next free position of a sequence; 0 for an id out of range, which a misuse program hands to the library
+        all the same."""
+        return self.next_pos[seq] if 0 <= seq < self.n_seq else 0
+
+    def _move(self, seq: int, to: int) -> None:
+        if 0 <= seq < self.n_seq:
+            self.next_pos[seq] = to
+
     def _edge(self, e: Edge, seq: int) -> int:
         if e.at == "open":
             return -1
-        base = 0 if e.at == "start" else self.next_pos[seq] if 0 <= seq < self.n_seq else 0
+        base = 0 if e.at == "start" else self._next(seq)
         return max(base + e.d, 0)
 
     def _rows(self, parts: tuple[Part, ...], interleave: bool) -> list[Row]:
         lists: list[list[Row]] = []
         for part in parts:
-            start = self.next_pos[part.seq] if 0 <= part.seq < self.n_seq else 0
+            start = self._next(part.seq)
             n_vocab = self.facts.n_vocab
             tokens = part.tokens or [token(part.stream, start + j, n_vocab) for j in range(part.n)]
             last = len(tokens) - 1
@@ -194,10 +207,8 @@ class Runner:
                     for j, t in enumerate(tokens)
                 ]
             )
-            if 0 <= part.seq < self.n_seq:
-                self.next_pos[part.seq] += len(
-                    tokens
-                )  # a second part of the same sequence goes on; _follow has the last word
+            # a second part of the same sequence goes on; _follow has the last word
+            self._move(part.seq, start + len(tokens))
         if not interleave:
             return [r for rows in lists for r in rows]
         depth = max((len(rows) for rows in lists), default=0)
@@ -234,7 +245,8 @@ class Runner:
                 return -1
             hidden = b""
             if self.params.embeddings:
-                hidden = self.shim.hidden(self.ctx, i, self.facts.n_embd) or b""
+                # a row that the library does not give keeps its place, or all later ones would be taken for others
+                hidden = self.shim.hidden(self.ctx, i, self.facts.n_embd) or _NAN * self.facts.n_embd
             elif self.any_hidden:  # another context of this program has them: keep both lists in step
                 hidden = bytes(4 * self.facts.n_embd)
             self.sink.row(logits, hidden)
@@ -251,13 +263,13 @@ class Runner:
             self.next_pos = before
 
     def _do_draft(self, op: Draft, step: Step) -> None:
-        tok = token(op.stream, self.next_pos[op.seq], self.facts.n_vocab)
+        tok = token(op.stream, self._next(op.seq), self.facts.n_vocab)
         self._begin(step)
         for _ in range(op.n):
-            batch = self._decode(step, [Row(op.seq, self.next_pos[op.seq], tok, True)], None)
+            batch = self._decode(step, [Row(op.seq, self._next(op.seq), tok, True)], None)
             if batch.rc != 0 or batch.first < 0:
                 return
-            self.next_pos[op.seq] += 1
+            self._move(op.seq, self._next(op.seq) + 1)
             row = array("f", self._last_logits)
             tok = row.index(max(row))
 
@@ -293,7 +305,7 @@ class Runner:
         self._begin(step, number, -1 if seq is None else seq, flags)
         if flags & ON_DEVICE:
             self.clean = False
-        slot = Slot(b"", flags, medium, seq is None, list(self.next_pos) if seq is None else [self.next_pos[seq]])
+        slot = Slot(b"", flags, medium, seq is None, list(self.next_pos) if seq is None else [self._next(seq)])
         for _ in range(1 + again):
             size, moved, slot.blob = self._get_file(seq, slot) if medium == "file" else self._get(seq, flags)
             step.blobs.append(_blob(size, moved, slot.blob))
@@ -318,6 +330,8 @@ class Runner:
             step.skipped = f"slot {number} holds nothing of that kind"
             return
         self._begin(step, number, -1 if seq is None else seq, slot.flags)
+        if slot.corrupt or slot.flags & ON_DEVICE:
+            self.clean = False  # also in a context that was opened after the slot was made
         for _ in range(times):
             if slot.medium == "file":
                 path = self._file(slot)
@@ -356,7 +370,7 @@ class Runner:
         if slot is None:
             step.skipped = f"slot {op.slot} holds nothing"
             return
-        self.clean = False
+        slot.corrupt = True
         data, at = bytearray(slot.blob), len(slot.blob) * op.at // 1000
         if op.how == "truncate":
             del data[at:]
@@ -417,6 +431,9 @@ class Runner:
         self._open(op.params or self.params)
 
     def _do_ask(self, op: Ask, step: Step) -> None:
+        if op.what == "positions" and not 0 <= op.seq < FAR_SEQ:
+            step.skipped = f"the shim asks for positions of sequences 0 to {FAR_SEQ - 1}"
+            return
         self._begin(step, op.seq, op.flags)
         if op.what == "size":
             step.value = self.shim.seq_size(self.ctx, op.seq, op.flags)
@@ -425,7 +442,7 @@ class Runner:
         elif op.what == "can_shift":
             step.value = self.shim.context_facts(self.ctx)["can_shift"]
         else:
-            step.value = self.shim.positions(self.ctx, self.n_seq)[op.seq][1]
+            step.value = self.shim.positions(self.ctx, max(self.n_seq, op.seq + 1))[op.seq][1]
 
     # --- the cursor ---------------------------------------------------------------------------------------------------
 
@@ -436,8 +453,9 @@ class Runner:
         match op:
             case Decode() if step.rc == 2 or (step.rc or 0) < -1:
                 for part in op.parts:
-                    self.next_pos[part.seq] = told[part.seq]
-            case SeqRm() if step.rc:
+                    if 0 <= part.seq < self.n_seq:
+                        self.next_pos[part.seq] = told[part.seq]
+            case SeqRm() if step.rc and op.seq < self.n_seq:
                 for s in range(self.n_seq) if op.seq < 0 else (op.seq,):
                     p0, p1 = max(step.args[1], 0), step.args[2]
                     if p1 < 0 or p1 >= self.next_pos[s]:
@@ -445,14 +463,14 @@ class Runner:
                         self.next_pos[s] = min(self.next_pos[s], p0, told[s])
             case SeqCp():
                 p1 = step.args[3]
-                end = self.next_pos[op.src]
+                end = self._next(op.src)
                 if op.src != op.dst:
-                    self.next_pos[op.dst] = end if p1 < 0 else min(end, p1)
+                    self._move(op.dst, end if p1 < 0 else min(end, p1))
             case SeqKeep():
                 self.next_pos = [n if s == op.seq else 0 for s, n in enumerate(self.next_pos)]
             case SeqAdd() | SeqDiv():
                 self.next_pos = told
-            case Restore():
+            case Restore() if 0 <= op.seq < self.n_seq:
                 self.next_pos[op.seq] = self.slots[op.slot].next_pos[0] if step.rc else told[op.seq]
             case RestoreAll():
                 slot = self.slots[op.slot].next_pos

@@ -33,7 +33,12 @@ def readme(finding: Finding, trace: Trace, reference: Trace | None = None) -> st
         _numbered(words.program(finding.scenario, trace)),
     ]
     if finding.culprit is not None and finding.culprit < len(finding.scenario.ops):
-        blocks.append(f"Operation {finding.culprit + 1} is what breaks it: without it the violation is gone.")
+        why = (
+            "the first one after which continuing is wrong"
+            if finding.check.kind == "rows"
+            else "where it shows; its answer or what it leaves is wrong"
+        )
+        blocks.append(f"Operation {finding.culprit} is to blame: {why}.")
     blocks += ["### What was seen", _bullets(_observed(finding, trace, reference))]
     clean = _clean(finding, reference)
     if clean:
@@ -94,7 +99,8 @@ def _model_name(ref: ModelRef) -> str:
 
 
 def _numbered(lines: list[str]) -> str:
-    return "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
+    """From 0, as the operations of a scenario are counted everywhere."""
+    return "\n".join(f"{i}. {line}" for i, line in enumerate(lines))
 
 
 def _bullets(lines: list[str]) -> str:
@@ -106,7 +112,7 @@ def _steps(finding: Finding, trace: Trace) -> list[str]:
     ops = finding.scenario.ops
     for step, text in zip(trace.steps, words.program(finding.scenario, trace), strict=True):
         mark = ">" if step.op == finding.culprit else " "
-        lines.append(textwrap.fill(text, WIDTH, initial_indent=f"{mark} {step.op + 1:2}. ", subsequent_indent=" " * 8))
+        lines.append(textwrap.fill(text, WIDTH, initial_indent=f"{mark} {step.op:2}. ", subsequent_indent=" " * 8))
         if step.pos:
             lines.append(f"        afterwards {words.positions(step)}")
         lines += [_fill(f"log: {_scrub(line).strip()}", " " * 8) for line in step.log[-LOG_LINES:]]
@@ -115,7 +121,7 @@ def _steps(finding: Finding, trace: Trace) -> list[str]:
                 f"        ({words.count(len(step.log) - LOG_LINES, 'line')} of the log before that: see stderr.txt)"
             )
     reached = len(trace.steps)
-    lines += [f"  {i + 1:2}. ({op.__struct_config__.tag}: not reached)" for i, op in enumerate(ops) if i >= reached]
+    lines += [f"  {i:2}. ({op.__struct_config__.tag}: not reached)" for i, op in enumerate(ops) if i >= reached]
     return lines
 
 
@@ -128,23 +134,23 @@ def _observed(finding: Finding, trace: Trace, reference: Trace | None) -> list[s
         step = trace.steps[check.step]
         got = step.pos[check.seq] if 0 <= check.seq < len(step.pos) else None
         lines.append(
-            f"after operation {check.step + 1} sequence {check.seq} has (pos_min, pos_max) {got}, not {check.expected}"
+            f"after operation {check.step} sequence {check.seq} has (pos_min, pos_max) {got}, not {check.expected}"
         )
     elif check.kind == "answer" and check.step < len(trace.steps):
         step = trace.steps[check.step]
         wanted = " or ".join(map(str, check.expected))
         lines.append(
-            f"operation {check.step + 1} answered {step.rc if step.rc is not None else step.value}, expected {wanted}"
+            f"operation {check.step} answered {step.rc if step.rc is not None else step.value}, expected {wanted}"
         )
     elif check.kind == "blob" and check.step < len(trace.steps):
         lines.append(_blobs(check, trace))
     elif check.kind == "alive":
         verb = "never returned and was killed" if finding.hang else f"ended the process{_how(trace)}"
-        lines.append(f"operation {check.step + 1} {verb}; the process must survive it")
+        lines.append(f"operation {check.step} {verb}; the process must survive it")
     n, m = finding.reproduced
     lines.append(f"reproduced in {n} of {words.count(m, 'run')}, each in fresh contexts")
     if v is not None and v.suspects and finding.culprit is None:
-        lines.append("suspected operations: " + ", ".join(str(s + 1) for s in v.suspects))
+        lines.append("suspected operations: " + ", ".join(str(s) for s in v.suspects))
     if finding.known:
         lines.append(f"known: {finding.known}")
     return lines
@@ -184,9 +190,9 @@ def _blobs(check: Check, trace: Trace) -> str:
     else:
         a, b = (trace.steps[check.step].blobs[i] for i in check.expected)
     if check.what == "size":
-        return f"operation {check.step + 1}: {words.count(a.size, 'byte')} promised or given, {b.moved} moved"
+        return f"operation {check.step}: {words.count(a.size, 'byte')} promised or given, {b.moved} moved"
     left = f"{words.count(a.size, 'byte')} (SHA-256 {a.sha}…)"
-    return f"operation {check.step + 1}: blob of {left} against {b.size} ({b.sha}…)"
+    return f"operation {check.step}: blob of {left} against {b.size} ({b.sha}…)"
 
 
 def _how(trace: Trace) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.avoid import AVOIDANCES, Avoider, triggers
+from fuzz.avoid import AVOIDANCES, Avoider, triggered, triggers
 from fuzz.finding import slug_of
 from fuzz.known import FOLDER, BadKnown, KnownFault, load_all, match, scenario_of
 from fuzz.state import Traits, traits_of, valid
@@ -16,6 +16,7 @@ from fuzz.strategies import generate, scenarios
 from subjects import recipes
 from subjects.scenario import OP_NAMES, ModelRef, Scenario, dumps
 
+LAST = 99  # behind every operation
 KNOWN = load_all()
 FIRST = {"ubatch-rollback", "device-corrupt", "device-foreign", "device-older", "stale-rollback"}
 
@@ -55,10 +56,19 @@ def test_its_scenario_keeps_the_contract_and_has_the_trigger(fault: KnownFault) 
     assert valid(scenario, traits(scenario)) == []
     assert triggers(fault.avoidance, scenario, traits(scenario))
     for signature in shown_as(fault):
-        found = match(signature, scenario, traits(scenario), KNOWN)
+        found = match(signature, scenario, traits(scenario), KNOWN, LAST)
         assert found is not None
     for signature in shown_as(fault):
-        assert match(signature, scenario, traits(scenario), [fault]) == fault
+        assert match(signature, scenario, traits(scenario), [fault], LAST) == fault
+
+
+def test_a_trigger_behind_the_operation_to_blame_is_no_excuse() -> None:
+    fault = next(f for f in KNOWN if f.name == "split-keep")
+    scenario = scenario_of(fault)
+    at = triggered(fault.avoidance, scenario, traits(scenario))
+    assert at is not None and at > 0
+    assert match("removal/seq_keep/dense/split", scenario, traits(scenario), [fault], at) == fault
+    assert match("removal/seq_keep/dense/split", scenario, traits(scenario), [fault], at - 1) is None
 
 
 @pytest.mark.parametrize("fault", KNOWN, ids=lambda f: f.name)
@@ -67,7 +77,7 @@ def test_a_program_without_the_trigger_is_new(fault: KnownFault) -> None:
     without = Avoider([fault.avoidance]).repair(scenario, traits(scenario))
     assert without != scenario
     for signature in shown_as(fault):
-        assert match(signature, without, traits(scenario), [fault]) is None
+        assert match(signature, without, traits(scenario), [fault], LAST) is None
 
 
 @pytest.mark.parametrize("fault", KNOWN, ids=lambda f: f.name)
@@ -81,7 +91,7 @@ def test_signatures_are_narrow(fault: KnownFault) -> None:
             assert pattern.split("/")[1] in OP_NAMES
     scenario = scenario_of(fault)
     for other in ("logits/reopen/dense", "liveness:SIGSEGV", "liveness:hang", "isolation/clear/hybrid", ""):
-        assert match(other, scenario, traits(scenario), [fault]) is None
+        assert match(other, scenario, traits(scenario), [fault], LAST) is None
 
 
 @pytest.mark.parametrize("recipe", ["llama", "gemma3", "mamba2", "qwen35", "lfm2"])
@@ -89,7 +99,7 @@ def test_programs_that_step_round_everything_match_nothing(recipe: str) -> None:
     model, of_recipe = ModelRef(recipe=recipe), traits_of(recipes.get(recipe))
     made = generate(scenarios(model, of_recipe, avoid=Avoider(f.avoidance for f in KNOWN)), 6, 60)
     signatures = [s for f in KNOWN for s in shown_as(f)]
-    assert not [(s, x) for s in made for x in signatures if match(x, s, of_recipe, KNOWN)]
+    assert not [(s, x) for s in made for x in signatures if match(x, s, of_recipe, KNOWN, LAST)]
 
 
 def test_every_entry_has_an_avoidance() -> None:
