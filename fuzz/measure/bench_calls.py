@@ -1,4 +1,4 @@
-"""Recorded runs as a flat binary list of library calls, for ci/bench_native.cpp, and that program compiled.
+"""Recorded runs as a flat binary list of library calls, for bench_native.cpp, and that program compiled.
 
 The list is little endian 32-bit words: a magic number, then calls, each a code and its arguments. What a call answered
 when it was recorded goes along, so that the C++ program can say whether it was answered alike.

@@ -2,7 +2,7 @@
 //
 //     bench_native MODEL CALLS WARM
 //
-// CALLS is what ci/bench_calls.py wrote: blocks, each one program, subject or reference. A block is run in a context of its own
+// CALLS is what bench_calls.py wrote: blocks, each one program, subject or reference. A block is run in a context of its own
 // unless it says that it takes one from the pool. The first WARM blocks are run once before the clock starts. One line of JSON.
 
 #include "llama.h"
@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-// as in ci/bench_calls.py
+// as in bench_calls.py
 enum Code {
     BEGIN, OPEN, END, DECODE, RM, CP, KEEP, ADD, DIV, CLEAR, SAVE, RESTORE, CORRUPT, POSITIONS, SIZE, SIZE_ALL, CAN_SHIFT,
 };

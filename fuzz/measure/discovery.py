@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 REDRAFT = [str(Path(sys.executable).with_name("redraft"))]
 FAULTS = ("ubatch-rollback", "device-corrupt", "device-foreign", "device-older", "stale-rollback")
 SHARE = 0.9

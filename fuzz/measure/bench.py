@@ -4,7 +4,7 @@ What is compared, on one core:
 
   redraft  executes and judges a fixed list of generated programs, as a campaign does: subjects in pooled contexts,
            references from the cache that all programs share (empty at the start), everything in a warm child
-  native   a C++ program over llama.h (ci/bench_native.cpp, compiled now, -O2 like the shim) makes the calls of the
+  native   a C++ program over llama.h (bench_native.cpp, compiled now, -O2 like the shim) makes the calls of the
            same list with nothing around them: every subject and every reference that its judgement needs, each in a
            fresh context, nothing shared between programs, nothing hashed, compared or judged
 
@@ -37,11 +37,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench_calls import CallList, compile_native
-from bench_child import profile_text
 
 from fuzz.avoid import AVOIDANCES, Avoider
 from fuzz.job import SLICE, slice_seed
+from fuzz.measure.bench_calls import CallList, compile_native
+from fuzz.measure.bench_child import profile_text
 from fuzz.models import BadModel, Model, resolve
 from fuzz.strategies import generate, palette, scenarios
 from oracles.judge import Judge
@@ -52,7 +52,7 @@ from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import Scenario
 from subjects.trace import Trace
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WARM_BLOCKS = 100
 """Blocks that the C++ program runs before its clock starts; redraft is warm from recording."""
 LIMIT = 1.0
@@ -451,7 +451,7 @@ def show_profile(judge: Judge, sandbox: Subject, recorded: Recorded, model: Mode
     requests.write_bytes(b"".join(len(r).to_bytes(4, "little") + r for r in recorded.requests))
     env = {**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("bench_child.py")), str(shim), model.path, str(requests)],
+        [sys.executable, "-m", "fuzz.measure.bench_child", str(shim), model.path, str(requests)],
         capture_output=True,
         text=True,
         env=env,

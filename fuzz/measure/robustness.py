@@ -45,7 +45,7 @@ from subjects.sandbox import Sandbox
 from subjects.scenario import ON_DEVICE, Corrupt, Decode, ModelRef, Part, Reopen, Restore, Save, Scenario
 from subjects.trace import Trace
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 REDRAFT = [str(Path(sys.executable).with_name("redraft"))]
 FIGURE_MS = 50.0
 # The return to service is timed at one abort in so many.
@@ -389,7 +389,7 @@ def resumed(asked: list[str], out: Path, env: dict[str, str], shown: set[str], p
 
 def _family(pid: int) -> list[psutil.Process]:
     try:
-        return psutil.Process(pid).children(recursive=True)
+        return list(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
         return []
 

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class Run:
         """Every part that there is time for."""
         minutes = self.args.minutes
         everything = ["--model", "all"]
-        steps = {
+        steps: dict[str, Callable[[], object]] = {
             "replay": self.replay,
             # by count, on one model: a minute is plenty
             "canary": lambda: self.canary(["--model", "llama", "--scenarios", "300", "--minutes", "1"]),
@@ -247,15 +248,15 @@ class Run:
                     f"{c['state']:8} {c['class']}: {c['name']}: {c['text']}",
                     "red" if c["state"] == FAILED else "yellow",
                 )
-        code = self.exit_code()
-        meaning = {
+        ended: int = self.exit_code()
+        exits = {
             0: "nothing new",
             1: "news, see above",
             2: "broken",
             3: "nothing could be judged",
             130: "interrupted",
         }
-        self.say(f"{meaning[code]} (exit {code}); {self.out / 'nightly.json'}, {self.out / 'junit.xml'}", "bold")
+        self.say(f"{exits[ended]} (exit {ended}); {self.out / 'nightly.json'}, {self.out / 'junit.xml'}", "bold")
 
 
 def _minutes(minutes: float) -> list[str]:
@@ -280,7 +281,7 @@ def junit(cases: list[dict[str, Any]], seconds: float) -> bytes:
     counts = {s: str(sum(c["state"] == s for c in cases)) for s in (FAILED, SKIPPED)}
     root = ET.Element("testsuites", name="redraft nightly")
     totals = {"tests": str(len(cases)), "failures": counts[FAILED], "errors": "0", "skipped": counts[SKIPPED]}
-    suite = ET.SubElement(root, "testsuite", name="redraft nightly", time=f"{seconds:.1f}", **totals)
+    suite = ET.SubElement(root, "testsuite", {"name": "redraft nightly", "time": f"{seconds:.1f}", **totals})
     for c in cases:
         attributes = {"classname": f"redraft.{c['class']}", "name": _xml(c["name"]), "time": f"{c['seconds']:.1f}"}
         case = ET.SubElement(suite, "testcase", attributes)
@@ -293,7 +294,8 @@ def junit(cases: list[dict[str, Any]], seconds: float) -> bytes:
         elif text:
             ET.SubElement(case, "system-out").text = text
     ET.indent(root)
-    return ET.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+    document: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document + b"\n"
 
 
 def _xml(text: str) -> str:

@@ -1,0 +1,1 @@
+"""The figures: speed against a native program, discovery of known faults, robustness."""
