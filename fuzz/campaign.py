@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ import msgspec
 
 from fuzz import finding as findings
 from fuzz.job import JobConfig, events, summary
-from fuzz.journal import Progress, read_json, write_atomically
+from fuzz.journal import Progress, read_json, sweep, write_atomically
 from fuzz.models import Model
 
 FailOn = Literal["new", "any", "never"]
@@ -143,23 +144,35 @@ def _sum(parts: Any) -> dict[str, int]:
     return dict(sorted(out.items(), key=lambda kv: -kv[1]))
 
 
-def prepare(out: Path, plan: Plan, *, resume: bool) -> None:
-    """Make the output folder, or check that it belongs to the same campaign. Raises CampaignError."""
+def stored(out: Path) -> dict[str, Any]:
+    """What the campaign in a folder was asked. Raises CampaignError."""
+    file = out / "campaign.json"
+    try:
+        before = read_json(file)
+    except (msgspec.DecodeError, OSError) as e:
+        raise CampaignError(f"{file} is damaged: {e}") from None
+    if before is None:
+        raise CampaignError(f"there is no campaign in {out} to resume; leave --resume out, or give its --out")
+    if not isinstance(before, dict):
+        raise CampaignError(f"{file} is damaged: it is no object")
+    return before
+
+
+@contextlib.contextmanager
+def prepare(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
+    """Make the output folder, or check that it belongs to the same campaign; within, the folder is ours alone.
+
+    Raises CampaignError.
+    """
     file = out / "campaign.json"
     asked = msgspec.json.decode(msgspec.json.encode(plan))
     if resume:
-        try:
-            before = read_json(file)
-        except msgspec.DecodeError as e:
-            raise CampaignError(f"{file} is damaged: {e}") from None
-        if before is None:
-            raise CampaignError(f"there is no campaign in {out} to resume; leave --resume out, or give its --out")
+        before = stored(out)
         changed = [k for k in asked if before.get(k) != asked[k]]
         if changed:
             raise CampaignError(
                 f"the campaign in {out} was started with another {', '.join(changed)}; give the same, or another --out"
             )
-        findings.sweep(out / "findings") if (out / "findings").is_dir() else None
     elif file.exists():
         raise CampaignError(f"{out} holds a campaign; add --resume to go on with it, or give another --out")
     else:
@@ -167,6 +180,17 @@ def prepare(out: Path, plan: Plan, *, resume: bool) -> None:
             write_atomically(file, msgspec.json.format(msgspec.json.encode(plan), indent=2))
         except OSError as e:
             raise CampaignError(f"cannot write into {out}: {e.strerror}") from None
+    with file.open("rb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CampaignError(f"the campaign in {out} is running; end it first, or give another --out") from None
+        except OSError:
+            pass  # a file system without locks
+        if resume:
+            sweep(out / "state")
+            findings.sweep(out / "findings") if (out / "findings").is_dir() else None
+        yield
 
 
 def found_so_far(out: Path) -> list[dict[str, Any]]:

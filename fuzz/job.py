@@ -29,6 +29,8 @@ from fuzz.models import Model
 from fuzz.strategies import generate, palette, scenarios
 from fuzz.triage import Symptom, Triaged, triage
 from oracles.judge import Judge, Judgement
+from oracles.observe import observe
+from oracles.registry import OBSERVATIONS
 from oracles.rows import NAME_OF
 from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import Scenario
@@ -72,9 +74,7 @@ class Job:
         self.journal = Journal(Path(config.out), config.job)
         self.progress: Progress = self.journal.progress()
         self.known: list[KnownFault] = load_all()
-        self.sandbox = Sandbox(
-            Path(config.shim), [(Path(m.path), 0) for m in config.models], in_flight=self.journal.in_flight
-        )
+        self.sandbox = Sandbox(Path(config.shim), [(Path(m.path), m.ref.n_gpu_layers) for m in config.models])
         self.judges = {
             m.ref: Judge(self.sandbox, m.ref, Path(m.path), config.build, Path(config.cache)) for m in config.models
         }
@@ -108,7 +108,7 @@ class Job:
             for left in self.journal.left_over:
                 model = next((m for m in self.config.models if m.ref == left.model), None)
                 if model is not None and not self.stopped:
-                    self._examine(left, model, observed=False)
+                    self._examine(left, model, left_over=True)
             if not self.stopped:
                 self.journal.settled()  # what is not a violation any more would be tried at every --resume
             while not self.over():
@@ -140,22 +140,37 @@ class Job:
 
     # --- one program --------------------------------------------------------------------------------------------------
 
-    def _examine(self, program: Scenario, model: Model, *, observed: bool = True) -> None:
-        judge = self.judges[model.ref]
-        judgement = judge.judge(program, observed=observed, fault=self.config.fault)
+    def _examine(self, program: Scenario, model: Model, *, left_over: bool = False) -> None:
+        """Judge a program. One that is left over has its observations already, and is tried with its variants too."""
+        executed = program if left_over else observe(program, OBSERVATIONS, variety=int(program.key(), 16))
+        self.journal.in_flight(executed)
         p = self.progress
         p.scenarios += 1
-        p.unjudged += not judgement.judged
-        for reason in set(judgement.unknown):
-            p.unknown[reason] = p.unknown.get(reason, 0) + 1
-        memory = judgement.account.memory
-        for op in program.ops:
-            key = f"{NAME_OF[type(op)]}/{memory}"
-            p.coverage[key] = p.coverage.get(key, 0) + 1
-        if judgement.violations:
-            p.violating += 1
-            self._violated(judgement, model)
+        try:
+            judgement = self.judges[model.ref].judge(
+                executed, observed=False, variants=True if left_over else None, fault=self.config.fault
+            )
+            p.unjudged += not judgement.judged
+            for reason in set(judgement.unknown):
+                p.unknown[reason] = p.unknown.get(reason, 0) + 1
+            memory = judgement.account.memory
+            for op in program.ops:
+                key = f"{NAME_OF[type(op)]}/{memory}"
+                p.coverage[key] = p.coverage.get(key, 0) + 1
+            if judgement.violations:
+                p.violating += 1
+                self._violated(judgement, model)
+        except SandboxError:
+            raise
+        except Exception:
+            p.unjudged += 1
+            self._trouble(executed, "could not be judged")
         self._tell_progress()
+
+    def _trouble(self, program: Scenario, what: str) -> None:
+        """A fault of ours costs one program or report, not the campaign; the program is kept."""
+        kept = self.journal.trouble(program)
+        emit("trouble", job=self.config.job, text=f"{kept} {what}:\n{traceback.format_exc()}")
 
     def _violated(self, judgement: Judgement, model: Model) -> None:
         p = self.progress
@@ -184,9 +199,7 @@ class Job:
         except SandboxError:
             raise
         except Exception:
-            # a fault of ours in triage or report costs this finding's report, not the campaign; the program is kept
-            kept = self.journal.trouble(judgement.executed)
-            emit("trouble", job=self.config.job, text=f"{kept} could not be made a finding:\n{traceback.format_exc()}")
+            self._trouble(judgement.executed, "could not be made a finding")
         self.journal.settled()
         self.journal.save(p)
 

@@ -4,7 +4,7 @@ out/campaign.json   what was asked (a resumed campaign must ask the same)
 out/findings/       finished findings, a folder each, written atomically
 out/state/job-N.json       where job N is: slices done, counters, avoidances
 out/state/pending-N.json   a violation of job N that is being confirmed and reduced
-out/state/inflight-N.bin   the program that job N is running right now (memory mapped: survives a kill without a sync)
+out/state/inflight-N.bin   the program that job N is judging right now (memory mapped: survives a kill without a sync)
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         f.write(data)
     Path(tmp).chmod(0o644)
     Path(tmp).replace(path)
+
+
+def sweep(state: Path) -> None:
+    """Remove what a killed campaign left half-written; no job of it may be running."""
+    for left in state.glob(".new-*"):
+        left.unlink(missing_ok=True)
 
 
 class Progress(msgspec.Struct):
@@ -66,9 +72,6 @@ class Journal:
         self._job = self.state / f"job-{job}.json"
         self._pending = self.state / f"pending-{job}.json"
         self._in_flight = self.state / f"inflight-{job}.bin"
-        for left in self.state.glob(".new-*"):
-            with contextlib.suppress(FileNotFoundError):
-                left.unlink()
         self.left_over = self._left_over()
         self._fd = os.open(self._in_flight, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._fd, _IN_FLIGHT_BYTES)
@@ -100,10 +103,10 @@ class Journal:
         write_atomically(self._job, msgspec.json.encode(progress))
 
     def in_flight(self, scenario: Scenario) -> None:
-        """Note the program that is about to run."""
+        """Note the program that is about to run; one that is too large leaves no note, and never that of another."""
         data = scenarios.ENCODER.encode(scenario)
+        self._map[0:4] = b"\0\0\0\0"
         if len(data) + 4 <= _IN_FLIGHT_BYTES:
-            self._map[0:4] = b"\0\0\0\0"
             self._map[4 : 4 + len(data)] = data
             self._map[0:4] = struct.pack("<I", len(data))
 

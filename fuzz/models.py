@@ -42,7 +42,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def from_recipe(recipe: Recipe, folder: Path, seed: int = 0) -> Model:
+def from_recipe(recipe: Recipe, folder: Path, seed: int = 0, n_gpu_layers: int = 0) -> Model:
     """Write a recipe's model into `folder` unless it is there, and describe it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{recipe.name}-v{recipe.version}-s{seed}.gguf"
@@ -51,32 +51,34 @@ def from_recipe(recipe: Recipe, folder: Path, seed: int = 0) -> Model:
         os.close(fd)
         recipe.write(Path(tmp), seed=seed)
         Path(tmp).replace(path)
-    ref = ModelRef(recipe=recipe.name, version=recipe.version, seed=seed, sha256=sha256(path))
+    ref = ModelRef(
+        recipe=recipe.name, version=recipe.version, seed=seed, sha256=sha256(path), n_gpu_layers=n_gpu_layers
+    )
     return Model(ref, str(path), traits_of(recipe))
 
 
-def from_file(path: Path, shim: Path) -> Model:
+def from_file(path: Path, shim: Path, n_gpu_layers: int = 0) -> Model:
     """Describe any GGUF: opened once in a child, the library itself says what it is. Raises BadModel."""
-    ref = ModelRef(path=str(path.resolve()), sha256=sha256(path))
+    ref = ModelRef(path=str(path.resolve()), sha256=sha256(path), n_gpu_layers=n_gpu_layers)
     # n_rs_seq is clamped to 0 by architectures without rollback, so the answer tells
     probe = Scenario(model=ref, params=ContextParams(n_rs_seq=4), ops=(Decode(parts=(Part(seq=0, n=2),)),))
-    with Sandbox(shim, [(path, 0)]) as sandbox:
+    with Sandbox(shim, [(path, n_gpu_layers)]) as sandbox:
         trace = sandbox.run(probe, path)
     if not trace.facts:
         raise BadModel(f"{path}: {trace.end.text or trace.stderr[-500:] or 'the library gives no context for it'}")
     return Model(ref, str(path), traits_from_facts(trace.facts[0]))
 
 
-def resolve(wanted: list[str], folder: Path, shim: Path) -> list[Model]:
+def resolve(wanted: list[str], folder: Path, shim: Path, n_gpu_layers: int = 0) -> list[Model]:
     """Models by recipe name, `all`, or path; the default ones for an empty list. Raises BadModel."""
     found: list[Model] = []
     for name in wanted or list(DEFAULT):
         if name == "all":
-            found.extend(from_recipe(r, folder) for r in all_recipes())
+            found.extend(from_recipe(r, folder, n_gpu_layers=n_gpu_layers) for r in all_recipes())
         elif name in names():
-            found.append(from_recipe(get(name), folder))
+            found.append(from_recipe(get(name), folder, n_gpu_layers=n_gpu_layers))
         elif Path(name).is_file():
-            found.append(from_file(Path(name), shim))
+            found.append(from_file(Path(name), shim, n_gpu_layers))
         else:
             raise BadModel(f"{name!r} is neither a file nor a recipe; recipes are {', '.join(names())}")
     return found
@@ -93,9 +95,9 @@ def of_scenario(ref: ModelRef, folder: Path, shim: Path) -> Model:
             raise BadModel(
                 f"the scenario wants version {ref.version} of recipe {ref.recipe}, this redraft has {recipe.version}"
             )
-        model = from_recipe(recipe, folder, ref.seed)
+        model = from_recipe(recipe, folder, ref.seed, ref.n_gpu_layers)
     elif ref.path is not None and Path(ref.path).is_file():
-        model = from_file(Path(ref.path), shim)
+        model = from_file(Path(ref.path), shim, ref.n_gpu_layers)
     else:
         raise BadModel(f"the scenario's model {ref.label()} is not here; put the file at {ref.path} or name a recipe")
     if ref.sha256 is not None and model.ref.sha256 != ref.sha256:

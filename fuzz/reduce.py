@@ -16,6 +16,7 @@ import msgspec
 from subjects.scenario import (
     OPEN,
     AnyOp,
+    Ask,
     ContextParams,
     Corrupt,
     Decode,
@@ -30,6 +31,7 @@ from subjects.scenario import (
     Scenario,
     SeqAdd,
     SeqCp,
+    SeqDiv,
     SeqKeep,
     SeqRm,
 )
@@ -157,7 +159,9 @@ def _ids(op: AnyOp) -> list[int]:
             return [p.seq for p in op.parts]
         case SeqCp():
             return [op.src, op.dst]
-        case Draft() | Save() | Restore() | SeqRm() | SeqKeep() | SeqAdd():
+        case Ask():
+            return [op.seq] if op.what in ("positions", "size") else []
+        case Draft() | Save() | Restore() | SeqRm() | SeqKeep() | SeqAdd() | SeqDiv():
             return [op.seq] if op.seq >= 0 else []
         case _:
             return []
@@ -169,7 +173,7 @@ def _renamed(op: AnyOp, to: dict[int, int]) -> AnyOp:
             return replace(op, parts=tuple(replace(p, seq=to.get(p.seq, p.seq)) for p in op.parts))
         case SeqCp():
             return replace(op, src=to.get(op.src, op.src), dst=to.get(op.dst, op.dst))
-        case Draft() | Save() | Restore() | SeqRm() | SeqKeep() | SeqAdd():
+        case Draft() | Save() | Restore() | SeqRm() | SeqKeep() | SeqAdd() | SeqDiv() | Ask():
             return replace(op, seq=to.get(op.seq, op.seq))
         case _:
             return op
@@ -226,7 +230,7 @@ def _simpler(op: AnyOp) -> Iterator[AnyOp]:
         case Restore() | RestoreAll():
             for change in ({"times": 1}, {"resave": False}):
                 yield replace(op, **change)
-        case SeqRm() | SeqCp() | SeqAdd():
+        case SeqRm() | SeqCp() | SeqAdd() | SeqDiv():
             yield from (replace(op, lo=lo, hi=hi) for lo, hi in _edges(op.lo, op.hi))
             if isinstance(op, SeqRm) and op.seq < 0:
                 yield replace(op, seq=0)

@@ -19,10 +19,9 @@ class Compared:
     """One output row against its reference.
 
     error: largest absolute difference of the logits. band: largest honest one. token / expected: arg max of both.
-    gap: by how much
-    the reference prefers its first token to the subject's. twin: largest difference from the twin, where it was run.
-    hidden_error / hidden_band: the same for embedding rows (0
-    without them).
+    gap: by how much the reference prefers its first token to the subject's. twin: largest difference from the twin,
+    where it was run. hidden_error / hidden_band: the same for embedding rows (0 without them); hidden_unjudged: why
+    the embedding row could not be compared.
     """
 
     claim: RowClaim
@@ -35,6 +34,7 @@ class Compared:
     hidden_error: float = 0.0
     hidden_band: float = 0.0
     twin: float | None = None
+    hidden_unjudged: str = ""
 
     @property
     def wrong(self) -> bool:
@@ -44,7 +44,13 @@ class Compared:
     @property
     def ambiguous(self) -> bool:
         """Between noise and error, and the twin does not settle it."""
-        return not self.wrong and self.error > self.band and (self.twin is None or self.twin > self.band)
+        settled = self.twin is not None and self.twin <= self.band
+        return not self.wrong and self.error > self.band and not settled
+
+    @property
+    def right(self) -> bool:
+        """Within the band."""
+        return self.error <= self.band
 
     @property
     def other_token(self) -> bool:
@@ -56,6 +62,11 @@ class Compared:
         """The embedding row is far outside its band."""
         return not self.hidden_error <= self.hidden_band * FAR
 
+    @property
+    def hidden_ambiguous(self) -> bool:
+        """The embedding row is between noise and error."""
+        return not self.hidden_wrong and self.hidden_error > self.hidden_band
+
 
 @dataclass(slots=True)
 class Account:
@@ -65,6 +76,7 @@ class Account:
     compared: list[Compared] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)
     build: str = ""
+    _since: dict[int, int] | None = field(default=None, init=False, repr=False)
 
     @property
     def memory(self) -> str:
@@ -73,11 +85,47 @@ class Account:
         return facts[0].memory if facts else "?"
 
     def shaper(self, claim: RowClaim) -> tuple[Op, Moment] | None:
-        """The last operation other than a decode that the claim's history went through, with its moment."""
-        if not claim.shaped:
+        """The operation to blame first for a claim: the last one other than a decode that its history went through,
+        with its moment.
+
+        None where there is none, and for a wrong row whose sequence gave right rows since, before operations on other
+        sequences: then these come first.
+        """
+        if not claim.shaped or self.right_since(claim) is not None:
             return None
         m = self.ledger.moments[claim.shaped[-1]]  # one moment an operation, in order
         return m.op, m
+
+    def right_since(self, claim: RowClaim) -> int | None:
+        """For a wrong row: the step in which its sequence, through the same operations, gave a row that was right, if
+        operations on other sequences came in between."""
+        if self._since is None:
+            self._since = self._find_right()
+        return self._since.get(claim.row)
+
+    def worked(self) -> list[tuple[int, frozenset[int], Op]]:
+        """Operations other than decodes that changed something: number, sequences worked on, operation."""
+        return [
+            (m.step.op, m.touched, m.op)
+            for m in self.ledger.moments
+            if m.touched and not m.step.batches and not m.step.skipped
+        ]
+
+    def _find_right(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        if not any(r.wrong and r.claim.shaped for r in self.compared):
+            return found
+        worked = self.worked()
+        last: dict[tuple[int, tuple[int, ...]], int] = {}
+        for r in self.compared:
+            c = r.claim
+            if c.shaped and r.right:
+                last[c.seq, c.shaped] = c.step
+            elif r.wrong:
+                right = last.get((c.seq, c.shaped))
+                if right is not None and any(right < i < c.step and c.seq not in seqs for i, seqs, _ in worked):
+                    found[c.row] = right
+        return found
 
 
 def compare_rows(ledger: Ledger, references: References, bands: Bands) -> Account:
@@ -110,7 +158,7 @@ def compare_rows(ledger: Ledger, references: References, bands: Bands) -> Accoun
     token, expected = mine.argmax(axis=1), theirs.argmax(axis=1)
     at = np.arange(len(usable))
     gap = theirs[at, expected] - theirs[at, token]
-    bands_of: dict[tuple[object, frozenset[str]], tuple[float, float]] = {}
+    bands_of: dict[tuple[object, frozenset[str]], tuple[float, float] | None] = {}
     for i, (claim, rows) in enumerate(usable):
         if np.isnan(error[i]):
             account.unjudged.append("the reference itself is not finite")
@@ -119,13 +167,26 @@ def compare_rows(ledger: Ledger, references: References, bands: Bands) -> Accoun
         which = (params, claim.kinds)
         if which not in bands_of:
             bands_of[which] = (
-                bands.band(params, claim.kinds),
-                bands.band(params, claim.kinds, hidden=True) if params.embeddings else 0.0,
+                (
+                    bands.band(params, claim.kinds),
+                    bands.band(params, claim.kinds, hidden=True) if params.embeddings else 0.0,
+                )
+                if bands.known(params)
+                else None
             )
-        band, hidden_band = bands_of[which]
-        hidden_error = 0.0
-        if params.embeddings and claim.row < len(hidden) and claim.ref_row < len(rows.hidden):
-            hidden_error = float(np.abs(hidden[claim.row] - rows.hidden[claim.ref_row]).max())
+        both = bands_of[which]
+        if both is None:
+            account.unjudged.append("no band could be measured")
+            continue
+        band, hidden_band = both
+        hidden_error, hidden_unjudged = 0.0, ""
+        if params.embeddings:
+            if claim.row >= len(hidden):
+                hidden_unjudged = "the hidden row is missing"
+            elif claim.ref_row >= len(rows.hidden) or not np.isfinite(rows.hidden[claim.ref_row]).all():
+                hidden_unjudged = "the reference's hidden row is missing or not finite"
+            else:
+                hidden_error = float(np.abs(hidden[claim.row] - rows.hidden[claim.ref_row]).max())
         account.compared.append(
             Compared(
                 claim,
@@ -137,6 +198,7 @@ def compare_rows(ledger: Ledger, references: References, bands: Bands) -> Accoun
                 float(gap[i]),
                 hidden_error,
                 hidden_band,
+                hidden_unjudged=hidden_unjudged,
             )
         )
     return account

@@ -47,15 +47,17 @@ class Measured(msgspec.Struct):
 
     logits: dict[str, float] = {}
     hidden: dict[str, float] = {}
-    scale: float = 1.0
-    hidden_scale: float = 1.0
+    scale: float = 0.0
+    hidden_scale: float = 0.0
     runs: int = 0
 
 
 def arithmetic(p: ContextParams) -> ContextParams:
     """The parameters that honest differences depend on; the rest at values that let the measuring programs run.
 
-    Threads, batch sizes and kept recurrent states are the same on both sides of every comparison.
+    n_ubatch and the number of kept recurrent states are the same on both sides of every comparison. The number of
+    sequences, threads and n_batch are not (see `oracles.reference.key_of`), but measured they do not matter, to the
+    bit.
     """
     return ContextParams(
         n_batch=128,
@@ -77,7 +79,7 @@ class Bands:
 
     def __init__(self, run: Run, model: ModelRef, build: str, folder: Path | None):
         self._run, self._model = run, model
-        name = hashlib.sha256(f"{build}|{model.sha256}|{model.n_gpu_layers}|4".encode()).hexdigest()[:16]
+        name = hashlib.sha256(f"{build}|{model.sha256}|{model.n_gpu_layers}|5".encode()).hexdigest()[:16]
         self._file = folder / "bands" / f"{name}.json" if folder else None
         self._known: dict[ContextParams, Measured] = {}
         self._stored: dict[str, Measured] = {}
@@ -93,16 +95,24 @@ class Bands:
         if key not in self._known:
             text = msgspec.json.encode(key, order="deterministic").decode()
             if text not in self._stored:
-                self._stored[text] = self._measure(key)
+                found = self._measure(key)
+                if not found.runs:  # nothing ran: not to be remembered by later runs
+                    self._known[key] = found
+                    return found
+                self._stored[text] = found
                 self._save()
             self._known[key] = self._stored[text]
         return self._known[key]
+
+    def known(self, params: ContextParams) -> bool:
+        """Whether there is a band at all: some honest run worked."""
+        return self.measured(params).runs > 0
 
     def band(self, params: ContextParams, kinds: Iterable[str], *, hidden: bool = False) -> float:
         """Largest absolute difference that counts as honest for a history with these composition changes."""
         m = self.measured(params)
         seen = m.hidden if hidden else m.logits
-        scale = m.hidden_scale if hidden else m.scale
+        scale = (m.hidden_scale if hidden else m.scale) or 1.0  # 1.0 where nothing was measured
         floor = (
             max(FLOOR_ULPS * float(np.finfo(np.float32).eps), STEP[params.type_k] / 4, STEP[params.type_v] / 4) * scale
         )
@@ -129,12 +139,12 @@ class Bands:
         traces = self._run(programs)
         out = Measured()
         for (kind, base), trace in zip(plan, traces, strict=True):
-            if kind == "base" or trace.end.how != "ok" or traces[base].end.how != "ok":
+            if kind == "base" or not _worked(trace) or not _worked(traces[base]):
                 continue
-            out.runs += 1
             a, b = trace.logit_rows(), traces[base].logit_rows()
             n = min(len(a), len(b), _OUT)
             if n and np.isfinite(a[-n:]).all() and np.isfinite(b[-n:]).all():
+                out.runs += 1
                 out.logits[kind] = max(out.logits.get(kind, 0.0), float(np.abs(a[-n:] - b[-n:]).max()))
                 out.scale = max(out.scale, float(np.abs(b[-n:]).max()))
                 if p.embeddings:
@@ -148,6 +158,11 @@ class Bands:
         )  # shifted keys are rotated twice: measured by `cells`, once more
         out.hidden["edited"] = 4 * max(out.hidden.values(), default=0.0)
         return out
+
+
+def _worked(trace: Trace) -> bool:
+    """Whether an honest program did all that it should: it ended, and every decode was taken."""
+    return trace.end.how == "ok" and all(b.rc == 0 for step in trace.steps for b in step.batches)
 
 
 _OUT = 4  # rows compared: the last ones, single tokens

@@ -8,17 +8,23 @@ from oracles.base import Oracle, OracleFailure
 from oracles.ledger import History, Moment
 from oracles.rows import NAME_OF
 from oracles.verdict import Check, Verdict, Violation
+from subjects.contracts import rule
 from subjects.scenario import Ask, Restore, RestoreAll, Save, SaveAll
 
-RULE_SIZE = (
-    'llama.h says that the size query gives "the exact size needed" and that saving and restoring return '
-    "the bytes written and read"
-)
-RULE_SAME = "llama.h is silent on it, but nothing happened between two saves, and they must give the same bytes"
-RULE_AGAIN = (
-    "llama.h says that a restore gives back the sequence that was saved; saving it again must give the same cells"
-)
-RULE_TOKENS = "llama.h says that a session file gives back the tokens saved with it"
+# Clauses of the contract table by what was found, after the name of the operation.
+CLAUSE = {"promised": "size", "asked": "size", "twice": "pure", "again": "state", "restored-twice": "state"}
+MORE = {
+    "asked": "; the size changed while nothing happened",
+    "again": "; saving it again must give the same cells",
+    "restored-twice": "; saving it again must give the same cells",
+}
+
+
+def _rule(name: str, what: str) -> str:
+    clause = CLAUSE.get(what, what)
+    if (name, what) == ("restore_all", "read"):
+        clause = "taken"
+    return rule(f"{name}.{clause}") + MORE.get(what, "")
 
 
 class BlobFailure(OracleFailure):
@@ -56,7 +62,13 @@ class BlobContract(Oracle):
                     )
                     check = Check(kind="answer", step=m.step.op, seq=m.op.seq, expected=(asked[0],))
                     bad.append(
-                        Violation(oracle=self.name, key="blob:asked:save", rule=RULE_SIZE, because=because, check=check)
+                        Violation(
+                            oracle=self.name,
+                            key="blob:asked:save",
+                            rule=_rule("save", "asked"),
+                            because=because,
+                            check=check,
+                        )
                     )
             if m.step.done and not m.step.skipped and m.step.blobs:
                 n, found = self._save(m) if isinstance(m.op, Save | SaveAll) else self._restore(m)
@@ -64,12 +76,17 @@ class BlobContract(Oracle):
                 bad.extend(found)
         return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
 
-    def _violation(self, m: Moment, what: str, rule: str, because: str, pair: tuple[int, int]) -> Violation:
+    def _violation(self, m: Moment, what: str, because: str, pair: tuple[int, int]) -> Violation:
         name = NAME_OF[type(m.op)]
         shown = {"promised": "size", "read": "size", "twice": "bytes", "tokens": "bytes"}.get(what, "counts")
         check = Check(kind="blob", step=m.step.op, seq=getattr(m.op, "seq", -1), expected=pair, what=shown)
         return Violation(
-            oracle=self.name, key=f"blob:{what}:{name}", rule=rule, because=because, check=check, suspects=(m.step.op,)
+            oracle=self.name,
+            key=f"blob:{what}:{name}",
+            rule=_rule(name, what),
+            because=because,
+            check=check,
+            suspects=(m.step.op,),
         )
 
     def _save(self, m: Moment) -> tuple[int, list[Violation]]:
@@ -79,10 +96,10 @@ class BlobContract(Oracle):
                 because = (
                     f"Operation {m.step.op} promised {b.size} bytes, so it must write as many; but it wrote {b.moved}."
                 )
-                bad.append(self._violation(m, "promised", RULE_SIZE, because, (i, i)))
+                bad.append(self._violation(m, "promised", because, (i, i)))
         if len(m.step.blobs) == 2 and m.step.blobs[0].sha != m.step.blobs[1].sha:
             because = f"Operation {m.step.op} saved the same state twice in a row; but the bytes differ."
-            bad.append(self._violation(m, "twice", RULE_SAME, because, (0, 1)))
+            bad.append(self._violation(m, "twice", because, (0, 1)))
         return len(m.step.blobs), bad
 
     def _restore(self, m: Moment) -> tuple[int, list[Violation]]:
@@ -97,13 +114,13 @@ class BlobContract(Oracle):
                     f"but it "
                     f"read {b.moved}."
                 )
-                bad.append(self._violation(m, "read", RULE_SIZE, because, (i, i)))
+                bad.append(self._violation(m, "read", because, (i, i)))
         if m.step.value == 0:
             because = (
                 f"Operation {m.step.op} loaded a session file; but the tokens that were saved with it did not come "
                 f"back."
             )
-            bad.append(self._violation(m, "tokens", RULE_TOKENS, because, (0, 0)))
+            bad.append(self._violation(m, "tokens", because, (0, 0)))
         n = op.times
         same_seq = isinstance(op, RestoreAll) or op.seq == slot.seq
         settled = isinstance(op, RestoreAll) or isinstance(m.after.get(op.seq), History)
@@ -118,7 +135,7 @@ class BlobContract(Oracle):
                 )
                 bad.append(
                     self._violation(
-                        m, "again" if op.times == 1 else "restored-twice", RULE_AGAIN, because, (op.times - 1, op.times)
+                        m, "again" if op.times == 1 else "restored-twice", because, (op.times - 1, op.times)
                     )
                 )
         return n, bad

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from oracles.account import Account
+from oracles.account import Account, Compared
 from oracles.base import Oracle, OracleFailure
 from oracles.ledger import HalfRestored, History, Moment, Undefined
-from oracles.rows import row_violation, where
+from oracles.rows import clear_of_doubt, row_violation, where
 from oracles.verdict import Check, Verdict, Violation
+from subjects.contracts import rule
 from subjects.scenario import Decode, Draft
 from subjects.trace import Batch
 
-RULE_ROLLBACK = (
-    'llama.h says for return codes other than 2 and < -1 that "the memory state is restored to the state '
-    'before this call"'
-)
-RULE_CODE = "llama.h says what each return code of llama_decode means; this batch was valid and there was room for it"
-RULE_ABORT = (
-    'llama.h says that after an abort or fatal error "the ubatches that managed to be processed will '
-    'remain", as the position queries tell'
-)
-RULE_ROWS = "llama.h says that a row with logits set can be read after a decode that returned 0"
+RULE_ROLLBACK = rule("decode.full")
+RULE_CODE = f"{rule('decode.success')}; this batch was valid and there was room for it"
+RULE_ROWS = rule("decode.outputs")
+
+
+def _abort_rule(rc: int | None) -> str:
+    return rule("decode.fatal" if (rc or 0) < -1 else "decode.aborted")
 
 
 class DecodeFailure(OracleFailure):
@@ -47,11 +45,12 @@ class DecodeCodes(Oracle):
                 if found:
                     bad.append(found)
                     break
+        judged: list[Compared] = []
         for r in account.compared:
             shaper = account.shaper(r.claim)
             if shaper is None or not isinstance(shaper[0], Decode | Draft):
                 continue
-            compared += 1
+            judged.append(r)
             if r.wrong:
                 because = (
                     f"Operation {shaper[1].step.op} (llama_decode) returned {shaper[1].step.rc} and its positions "
@@ -60,9 +59,17 @@ class DecodeCodes(Oracle):
                     f"to {r.error:.3g}."
                 )
                 bad.append(
-                    row_violation(self.name, account, r, key="decode:abort-state", rule=RULE_ABORT, because=because)
+                    row_violation(
+                        self.name,
+                        account,
+                        r,
+                        key="decode:abort-state",
+                        rule=_abort_rule(shaper[1].step.rc),
+                        because=because,
+                    )
                 )
-        return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
+        n, unknown = clear_of_doubt(judged)
+        return Verdict(oracle=self.name, violations=tuple(bad), compared=compared + n, unknown=unknown)
 
     def _violation(self, m: Moment, key: str, rule: str, because: str, expected: tuple[int, ...]) -> Violation:
         return Violation(
@@ -117,13 +124,13 @@ class DecodeCodes(Oracle):
                 assert isinstance(before, History)
                 n = sum(r.seq == s for r in batch.rows)
                 because = (
-                    f"llama_decode returned {rc}; sequence {s} held {before.length} tokens and {n} were sent, so it "
-                    f"must end somewhere between; but its "
-                    f"positions are {m.step.pos[s]}."
+                    f"llama_decode returned {rc}; sequence {s} held {before.length} tokens and {n} were sent, so its "
+                    f"last position must be one of {before.length - 1}..{before.length - 1 + n}; but its positions "
+                    f"are {tuple(m.step.pos[s])}."
                 )
                 check = Check(kind="positions", step=m.step.op, seq=s, expected=m.pos_before[s])
                 return Violation(
-                    oracle=self.name, key="decode:abort-positions", rule=RULE_ABORT, because=because, check=check
+                    oracle=self.name, key="decode:abort-positions", rule=_abort_rule(rc), because=because, check=check
                 )
         return None
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
-from oracles.rows import row_violation, shaper_name, where
+from oracles.rows import clear_of_doubt, row_violation, shaper_name, where
 from oracles.verdict import Verdict
+from subjects.contracts import rule
 
 
 class DraftTokenFailure(OracleFailure):
@@ -35,13 +36,15 @@ class DraftTokens(Oracle):
                     f"prefers it by {r.gap:.3g}; but the subject chose {r.token}, its logits are off by up to "
                     f"{r.error:.3g}."
                 )
-                rule = (
-                    "llama.h says that restoring or editing a sequence gives the state of its history; here a redraft "
-                    "chooses other tokens"
-                )
                 bad.append(
                     row_violation(
-                        self.name, account, r, key=f"draft:{shaper_name(account, r)}", rule=rule, because=because
+                        self.name,
+                        account,
+                        r,
+                        key=f"draft:{shaper_name(account, r)}",
+                        rule=rule("draft.same"),
+                        because=because,
                     )
                 )
-        return Verdict(oracle=self.name, violations=tuple(bad), compared=len(rows))
+        compared, unknown = clear_of_doubt(rows)
+        return Verdict(oracle=self.name, violations=tuple(bad), compared=compared, unknown=unknown)

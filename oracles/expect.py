@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from oracles.ledger import HalfRestored, History, State
+from oracles.ledger import HalfRestored, History, State, window_need
 from subjects.trace import Facts
-
-
-def window_need(held: tuple[int, ...], n_swa: int) -> int:
-    """The smallest position that a sliding window must still hold so that the next token, after the last, sees all."""
-    first = held[-1] + 1 - n_swa + 1
-    return next(p for p in held if p >= first)
 
 
 def position_error(state: State, facts: Facts, told: tuple[int, int]) -> tuple[tuple[int, int], str] | None:
@@ -30,9 +24,9 @@ def position_error(state: State, facts: Facts, told: tuple[int, int]) -> tuple[t
     elif facts.n_swa:
         # what the next token attends to must be there, as far as it was not removed; older cells may be gone
         need = window_need(held, facts.n_swa)
-        if told[1] == hi and 0 <= told[0] <= need:
+        if told[1] == hi and lo <= told[0] <= need:
             return None
-        return (need, hi), f"hold positions up to {hi}, and its window from {need} at the latest"
+        return (need, hi), f"hold positions up to {hi}, none below {lo}, and its window from {need} at the latest"
     if told == (lo, hi):
         return None
     return (lo, hi), f"hold positions {lo}..{hi}"

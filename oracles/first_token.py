@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
-from oracles.rows import row_violation, shaper_name, where
+from oracles.rows import clear_of_doubt, row_violation, shaper_name, state_rule, where
 from oracles.verdict import Verdict
 
 
@@ -33,13 +33,11 @@ class FirstToken(Oracle):
                     f"but it has {r.token}. The reference prefers its own by {r.gap:.3g}, the logits are off by up "
                     f"to {r.error:.3g}."
                 )
-                rule = (
-                    "llama.h says that the state is that of the moment of saving (or of the history left); the first "
-                    "token already diverges"
-                )
+                rule = f"{state_rule(account, r)}; the first token already diverges"
                 bad.append(
                     row_violation(
                         self.name, account, r, key=f"first-token:{shaper_name(account, r)}", rule=rule, because=because
                     )
                 )
-        return Verdict(oracle=self.name, violations=tuple(bad), compared=len(rows))
+        compared, unknown = clear_of_doubt(rows)
+        return Verdict(oracle=self.name, violations=tuple(bad), compared=compared, unknown=unknown)

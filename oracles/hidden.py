@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
-from oracles.rows import row_violation, shaper_name, where
+from oracles.rows import clear_of_doubt, row_violation, shaper_name, state_rule, where
 from oracles.verdict import Verdict
 
 
@@ -26,17 +26,14 @@ class HiddenState(Oracle):
         rows = [r for r in account.compared if r.hidden_band > 0]
         bad = []
         for r in rows:
-            if r.hidden_wrong:
+            if r.hidden_wrong and not r.hidden_unjudged:
                 because = (
                     f"The hidden row behind {where(account, r)} must be the one that a clean context computes for "
                     f"the same history; "
                     f"but it is off by up to {r.hidden_error:.3g}, honest differences here stay below "
                     f"{r.hidden_band:.3g}."
                 )
-                rule = (
-                    "llama.h says that embeddings belong to the tokens decoded; after this program they belong to "
-                    "another state"
-                )
+                rule = f"{state_rule(account, r)}; the embedding row belongs to another state"
                 bad.append(
                     row_violation(
                         self.name,
@@ -48,4 +45,5 @@ class HiddenState(Oracle):
                         hidden=True,
                     )
                 )
-        return Verdict(oracle=self.name, violations=tuple(bad), compared=len(rows))
+        compared, unknown = clear_of_doubt(rows, hidden=True)
+        return Verdict(oracle=self.name, violations=tuple(bad), compared=compared, unknown=unknown)

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from oracles.account import Account
+from oracles.account import Account, Compared
 from oracles.base import Oracle, OracleFailure
 from oracles.expect import position_error
 from oracles.ledger import History
 from oracles.observe import NEIGHBOUR_SLOT
-from oracles.rows import NAME_OF, row_violation, where
+from oracles.rows import NAME_OF, clear_of_doubt, row_violation, where
 from oracles.verdict import Check, Verdict, Violation
+from subjects.contracts import rule
 from subjects.scenario import Save
 
-RULE = "llama.h says which sequence each call works on; a sequence that was not named has changed"
+# What the contract table says of sequences that an operation does not name.
+CLAUSE = {
+    "save": "save.pure",
+    "save_all": "save_all.pure",
+    "ask": "ask.pure",
+    "corrupt": "corrupt.harmless",
+    "seq_keep": "seq_keep.others",
+    # these work on every sequence that there is, which in an earlier context may have been fewer
+    "clear": "clear.empty",
+    "reopen": "reopen.empty",
+    "restore_all": "restore_all.state",
+}
+
+
+def _rule(name: str) -> str:
+    return f"{rule(CLAUSE.get(name, f'{name}.isolation'))}; a sequence that was not named has changed"
 
 
 class IsolationFailure(OracleFailure):
@@ -34,12 +50,12 @@ class Isolation(Oracle):
         bad: list[Violation] = []
         compared = 0
         for m in account.ledger.moments:
-            if not m.step.done or m.step.skipped or not m.touched:
+            if not m.step.done or m.step.skipped:
                 continue
             for s, state in m.before.items():
                 if s in m.touched or s >= len(m.step.pos) or s >= len(m.pos_before):
                     continue
-                compared += 1
+                compared += isinstance(state, History)  # of others nothing is known
                 before, after = m.pos_before[s], m.step.pos[s]
                 # cells behind a sliding window may go at any time, so what counts is whether the positions are still
                 # right
@@ -57,33 +73,42 @@ class Isolation(Oracle):
                     check = Check(kind="positions", step=m.step.op, seq=s, expected=before)
                     bad.append(
                         Violation(
-                            oracle=self.name, key=f"isolation:positions:{name}", rule=RULE, because=because, check=check
+                            oracle=self.name,
+                            key=f"isolation:positions:{name}",
+                            rule=_rule(name),
+                            because=because,
+                            check=check,
                         )
                     )
         found, n = self._blobs(account)
         bad.extend(found)
         compared += n
-        worked = [
-            (m.step.op, m.touched, NAME_OF[type(m.op)])
-            for m in account.ledger.moments
-            if m.touched and not m.step.batches and not m.step.skipped
-        ]
-        for r in account.compared:
-            if r.claim.shaped or not worked:
+        worked = account.worked()
+        judged: list[Compared] = []
+        for r in account.compared if worked else ():
+            c = r.claim
+            right = account.right_since(c) if c.shaped else -1
+            if right is None:
                 continue
-            others = [name for op, touched, name in worked if op < r.claim.step and r.claim.seq not in touched]
+            others = [NAME_OF[type(op)] for i, touched, op in worked if right < i < c.step and c.seq not in touched]
             if not others:
                 continue
-            compared += 1
+            judged.append(r)
             if r.wrong:
+                past = (
+                    f"gave a right row in operation {right} and was only decoded into since"
+                    if c.shaped
+                    else "was only ever decoded into"
+                )
                 because = (
-                    f"Sequence {r.claim.seq} was only ever decoded into, so {where(account, r)} must be what a clean "
+                    f"Sequence {c.seq} {past}, so {where(account, r)} must be what a clean "
                     f"context gives; but its "
                     f"logits are off by up to {r.error:.3g} after {', '.join(others)} on other sequences."
                 )
                 key = f"isolation:continuation:{others[-1]}"
-                bad.append(row_violation(self.name, account, r, key=key, rule=RULE, because=because))
-        return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
+                bad.append(row_violation(self.name, account, r, key=key, rule=_rule(others[-1]), because=because))
+        n, unknown = clear_of_doubt(judged)
+        return Verdict(oracle=self.name, violations=tuple(bad), compared=compared + n, unknown=unknown)
 
     def _blobs(self, account: Account) -> tuple[list[Violation], int]:
         bad, compared = [], 0
@@ -116,7 +141,7 @@ class Isolation(Oracle):
                     Violation(
                         oracle=self.name,
                         key=f"isolation:blob:{name}",
-                        rule=RULE,
+                        rule=_rule(name),
                         because=because,
                         check=check,
                         suspects=(m.step.op,),
@@ -126,4 +151,4 @@ class Isolation(Oracle):
 
 
 def _names(seqs: frozenset[int]) -> str:
-    return "sequence " + ", ".join(map(str, sorted(seqs)))
+    return "no sequence" if not seqs else "sequence " + ", ".join(map(str, sorted(seqs)))

@@ -76,10 +76,12 @@ class Judge:
         """Run and judge one scenario. `variants` None runs them for one scenario in VARIANT_EVERY, chosen by its "
         "key."""
         number = int(scenario.key(), 16)
+        # what comes after a broken duty says nothing, so nothing is added behind it
+        observed = observed and not scenario.misuse
         program = observe(scenario, OBSERVATIONS, variety=number) if observed else scenario
         trace = self.sandbox.run(program, self.path, fresh=fresh, fault=fault)
         result = self.assess(program, trace)
-        if variants or (variants is None and number % VARIANT_EVERY == 0):
+        if not scenario.misuse and (variants or (variants is None and number % VARIANT_EVERY == 0)):
             for oracle in ORACLES:
                 other = oracle.variant(program)
                 if other is not None and trace.end.how == "ok":
@@ -92,8 +94,16 @@ class Judge:
         return result
 
     def assess(self, program: Scenario, trace: Trace) -> Judgement:
-        """Judge a trace, new or stored."""
+        """Judge a trace, new or stored. Of a program that breaks a duty only how it ended is judged."""
         ledger = ledgers.read(program, trace) if trace.facts else ledgers.Ledger(program, trace)
+        if program.misuse:
+            account = Account(ledger)
+            void = ("the caller broke a duty",)
+            verdicts = [
+                oracle.judge(account) if oracle.name == "liveness" else Verdict(oracle=oracle.name, unknown=void)
+                for oracle in ORACLES
+            ]
+            return Judgement(program, account, verdicts)
         wanted = [key_of(c) for c in ledger.rows]
         missing = self.references.missing(wanted)
         if missing:
@@ -102,6 +112,7 @@ class Judge:
             for key, done in zip(missing, self.sandbox.replay_many(histories), strict=True):
                 self.references.put(key, done, facts.n_vocab, facts.n_embd)
         account = compare_rows(ledger, self.references, self.bands)
+        self.references.evict()
         self._settle(account)
         return Judgement(program, account, [oracle.judge(account) for oracle in ORACLES])
 

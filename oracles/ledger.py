@@ -9,7 +9,7 @@ and after every step every sequence has positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -186,6 +186,13 @@ class Ledger:
     undefined_rows: list[tuple[int, str]] = field(default_factory=list)
 
 
+def output_choice(outs: Sequence[bool]) -> Outputs:
+    """Which rows of a part are output, as a scenario says it; "all" for an irregular choice."""
+    if all(outs) or any(outs[:-1]):
+        return "all"
+    return "last" if outs[-1] else "none"
+
+
 def count_outputs(items: tuple[Item, ...]) -> int:
     """Output rows of a chain."""
     return sum(0 if i.out == "none" else 1 if i.out == "last" else len(i.tokens) for i in items if isinstance(i, Seg))
@@ -201,6 +208,15 @@ def read(scenario: Scenario, trace: Trace) -> Ledger:
 
 def _is_empty(state: State) -> bool:
     return isinstance(state, History) and state.empty
+
+
+def window_need(held: tuple[int, ...], n_swa: int) -> int:
+    """The smallest position that a sliding window must still hold so that the next token, after the last, sees all.
+
+    A window of one token lets the next token see itself only; the last position is held all the same.
+    """
+    first = min(held[-1], held[-1] + 2 - n_swa)
+    return next(p for p in held if p >= first)
 
 
 def cut(h: History, at: int) -> History:
@@ -248,7 +264,9 @@ class _Fold:
         op = self.ledger.scenario.ops[step.op]
         m = Moment(step, op, self.facts, self.params, dict(self.states), pos_before=list(self.pos))
         self.ledger.moments.append(m)
-        if step.done and not step.skipped:
+        # the last operation of a misuse program breaks a duty: nothing is expected of it
+        broken = self.ledger.scenario.misuse and step.op == len(self.ledger.scenario.ops) - 1
+        if step.done and not step.skipped and not broken:
             _RULES[type(op)](self, op, m)
             if step.pos:
                 self.pos = list(step.pos)
@@ -299,7 +317,9 @@ class _Fold:
                 continue
             if mine[0][0] != state.length:
                 # the runner's cursor differs from the ledger only where the subject's own answer was wrong
-                self.states[seq] = Undefined("decoded at a position that the ledger does not expect")
+                reason = "decoded at a position that the ledger does not expect"
+                self.states[seq] = Undefined(reason)
+                self.ledger.undefined_rows.extend((number, reason) for _, _, number in mine if number >= 0)
                 continue
             n = len(mine)
             if not whole:
@@ -330,10 +350,8 @@ class _Fold:
     def _extend(
         self, h: History, seq: int, mine: list[tuple[int, int, int]], sent: int, m: Moment, *, mixed: bool, draft: bool
     ) -> History:
-        outs = [number >= 0 for _, _, number in mine]
-        out: Outputs = "all" if all(outs) else "last" if outs[-1] and not any(outs[:-1]) else "none"
-        if out == "none" and any(outs):
-            out = "all"  # an irregular choice of outputs: the reference outputs all, which is another composition
+        # for an irregular choice of outputs the reference outputs all, which is another composition
+        out = output_choice([number >= 0 for _, _, number in mine])
         seg = Seg(h.length, tuple(t for _, t, _ in mine), out)
         kinds = set(h.kinds)
         if mixed:
@@ -386,6 +404,10 @@ class _Fold:
             for s in targets:
                 if 0 <= s < self.n_seq:
                     self._set(m, s, self._removed(self.states[s], s, m.step.args[1], m.step.args[2], m))
+            return
+        for s in targets:  # a refused one must change nothing, which the rows to come can tell
+            if isinstance(state := self.states.get(s), History) and not state.empty:
+                self._set(m, s, self._shape(state, m.step.op))
 
     def _removed(self, state: State, seq: int, p0: int, p1: int, m: Moment) -> State:
         p0 = max(p0, 0)
@@ -441,9 +463,8 @@ class _Fold:
         """
         if not self.facts.n_swa or seq >= len(m.step.pos):
             return False
-        first = held[-1] + 1 - self.facts.n_swa + 1
         lo = m.step.pos[seq][0]
-        return lo < 0 or lo > next(p for p in held if p >= first)
+        return lo < 0 or lo > window_need(held, self.facts.n_swa)
 
     def _seq_cp(self, op: SeqCp, m: Moment) -> None:
         m.touched = frozenset({op.dst})
@@ -478,6 +499,8 @@ class _Fold:
                         replace(copy, items=(*part.items, Edit("seq_rm", (0, p0))), positions=left) if left else EMPTY
                     )
         self._set(m, op.dst, copy)
+        if _is_empty(copy) or not (self.params.kv_unified or self.facts.recurrent or self.facts.hybrid):
+            return  # nothing to share, or the cells of a split cache were copied
         for other in [s for pair in self.shared if op.src in pair for s in pair - {op.src}]:
             self.shared.add(frozenset({other, op.dst}))
         self.shared.add(frozenset({op.src, op.dst}))
@@ -621,9 +644,11 @@ class _Fold:
             return False
         if not self.params.kv_unified or self.facts.recurrent:
             return True
-        others = sum(max(self._cells(s), 0) for s in range(self.n_seq) if s not in states and self._cells(s) >= 0)
+        others = [self._cells(s) for s in range(self.n_seq) if s not in states]
+        if any(n < 0 for n in others):
+            return False  # an undefined sequence may hold anything: nothing can be said
         need = sum(len(s.held()) for s in states.values() if isinstance(s, History))
-        return others + need <= self.facts.n_ctx
+        return sum(others) + need <= self.facts.n_ctx
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 

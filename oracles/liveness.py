@@ -79,11 +79,17 @@ class Liveness(Oracle):
         name = NAME_OF[type(moments[-1].op)] if moments else "start"
         text = crash_text(trace.end, trace.stderr)
         how = "did not return" if trace.end.how == "hang" else "ended the process"
+        misuse = account.ledger.scenario.misuse
         because = (
             f"Operation {step} ({name}) keeps what llama.h asks of a caller, so it must return; but it {how}: {text}"
         )
+        if misuse:
+            because = (
+                f"Operation {step} ({name}) breaks a duty of the caller (see `redraft contracts`), which a library may "
+                f"answer with an error; but it {how}: {text}"
+            )
         check = Check(kind="alive", step=step, what=text)
-        kind: Literal["misuse", "crash"] = "misuse" if account.ledger.scenario.misuse else "crash"
+        kind: Literal["misuse", "crash"] = "misuse" if misuse else "crash"
         found = Violation(
             oracle=self.name,
             key=f"liveness:{text}",

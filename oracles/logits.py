@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
-from oracles.rows import row_violation, shaper_name, where
+from oracles.rows import DOUBT, row_violation, shaper_name, state_rule, where
 from oracles.verdict import Verdict
 
 
@@ -32,16 +32,14 @@ class Logits(Oracle):
                     f"both decode the same "
                     f"tokens in the same batches; but its logits are off by up to {r.error:.3g} (NMSE {r.nmse:.2g})."
                 )
-                rule = (
-                    "llama.h says that a sequence holds the tokens decoded into it; its logits belong to another state"
-                )
+                rule = f"{state_rule(account, r)}; the logits belong to another state"
                 bad.append(
                     row_violation(
                         self.name, account, r, key=f"logits:{shaper_name(account, r)}", rule=rule, because=because
                     )
                 )
             elif r.ambiguous:
-                unknown.append("between noise and error")
+                unknown.append(DOUBT)
         return Verdict(
             oracle=self.name,
             violations=tuple(bad),

@@ -6,13 +6,12 @@ import msgspec
 
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
+from oracles.liveness import crash_text
 from oracles.verdict import Check, Verdict, Violation
+from subjects.contracts import rule
 from subjects.scenario import Ask, Decode, Draft, Op, Reopen, Scenario
 
-RULE = (
-    "llama.h says that these calls return a size, a position or a property; a program that makes them "
-    "computes something else than one that does not"
-)
+RULE = f"{rule('ask.pure')}; a program that asks computes something else than one that does not"
 
 
 class PurityFailure(OracleFailure):
@@ -51,9 +50,48 @@ class Purity(Oracle):
             ]
         return msgspec.structs.replace(scenario, ops=tuple(ops))
 
+    def _died(self, variant: Account) -> Verdict:
+        trace = variant.ledger.trace
+        step = trace.steps[-1].op if trace.steps else 0
+        text = crash_text(trace.end, trace.stderr)
+        because = (
+            f"The program ends by itself, so it must also end with queries between its operations; but with them it "
+            f"{'did not return' if trace.end.how == 'hang' else 'ended the process'}: {text}"
+        )
+        check = Check(kind="alive", step=step, what=text, reference=variant.ledger.scenario)
+        found = Violation(oracle=self.name, key="purity:alive", rule=RULE, because=because, check=check)
+        return Verdict(oracle=self.name, violations=(found,), compared=1)
+
+    def _answers(self, account: Account, variant: Account) -> Violation | None:
+        mine, theirs = (
+            [
+                (step.op, [batch.rc for batch in step.batches])
+                for step in x.ledger.trace.steps
+                if isinstance(x.ledger.scenario.ops[step.op], Decode | Draft)
+            ]
+            for x in (account, variant)
+        )
+        for (step, here), (_, there) in zip(mine, theirs, strict=False):
+            if here != there:
+                i = next((i for i, (x, y) in enumerate(zip(here, there, strict=False)) if x != y), None)
+                if i is None:
+                    i = min(len(here), len(there)) - 1
+                because = (
+                    f"The program was run with and without queries between its operations; the decodes of operation "
+                    f"{step} must return the same; but they returned {here} without and {there} with queries."
+                )
+                expected = tuple(rc for rc in there[i : i + 1] if rc is not None)
+                check = Check(kind="answer", step=step, expected=expected, reference=variant.ledger.scenario)
+                return Violation(oracle=self.name, key="purity:answers", rule=RULE, because=because, check=check)
+        return None
+
     def compare(self, account: Account, variant: Account) -> Verdict:
-        """Rows of both runs, bit for bit."""
+        """How both runs ended, what their decodes answered, and their rows, bit for bit."""
         a, b = account.ledger.trace, variant.ledger.trace
+        if a.end.how == "ok" and b.end.how in ("signal", "hang"):
+            return self._died(variant)
+        if a.end.how == "ok" and b.end.how == "ok" and (other := self._answers(account, variant)) is not None:
+            return Verdict(oracle=self.name, violations=(other,), compared=1)
         if a.end.how != "ok" or b.end.how != "ok" or len(a.logits) != len(b.logits):
             return Verdict(oracle=self.name, unknown=("one of both runs did not end",))
         if not a.logits:

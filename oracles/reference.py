@@ -9,16 +9,16 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from oracles.ledger import Edit, Item, Ledger, RowClaim, Seg, count_outputs
+from oracles.ledger import Edit, Item, Ledger, RowClaim, Seg, count_outputs, output_choice
 from subjects.child import Replay
 from subjects.scenario import OPEN, AnyOp, ContextParams, Decode, Edge, ModelRef, Part, Scenario, SeqAdd, SeqDiv, SeqRm
-from subjects.trace import Floats, Trace
+from subjects.trace import Floats, Row, Trace
 
 Key = tuple[ContextParams, int, tuple[Item, ...]]
 
@@ -61,8 +61,9 @@ def solo(model: ModelRef, params: ContextParams, seq: int, chain: Sequence[Item]
 def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:
     """The program's own batches with only the rows of `claim`'s surviving history and those of the other sequences.
 
-    None where another sequence went through more than decodes (its rows would not mean the same), or where the history
-    was edited. `row_at` finds the claim's row in the twin's trace.
+    Every kept row is output or not as it was, where that is a regular choice. None where another sequence went through
+    more than decodes (its rows would not mean the same), or where the history was edited. `row_at` finds the claim's
+    row in the twin's trace.
     """
     if any(isinstance(item, Edit) for item in claim.chain):
         return None
@@ -70,6 +71,8 @@ def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:
     ops: list[AnyOp] = []
     at = 0
     for m in ledger.moments:
+        if m.step.op > claim.step:
+            return None  # what follows is no part of the claim's history
         if not m.step.batches and any(s != claim.seq for s in m.touched):
             return None
         for batch in m.step.batches:
@@ -77,17 +80,19 @@ def twin(ledger: Ledger, claim: RowClaim) -> Scenario | None:
                 continue
             parts: list[Part] = []
             for seq in dict.fromkeys(r.seq for r in batch.rows):
-                tokens: list[int] = []
+                kept: list[Row] = []
                 for r in batch.rows:
                     if r.seq != seq:
                         continue
                     if seq != claim.seq:
-                        tokens.append(r.token)
+                        kept.append(r)
                     elif r.pos == at and alive.get(at) == r.token:  # what was decoded and cut again is left out
-                        tokens.append(r.token)
+                        kept.append(r)
                         at += 1
-                if tokens:
-                    parts.append(Part(seq=seq, n=len(tokens), tokens=tuple(tokens), out="all"))
+                if kept:
+                    tokens = tuple(r.token for r in kept)
+                    out = output_choice([r.out for r in kept])
+                    parts.append(Part(seq=seq, n=len(tokens), tokens=tokens, out=out))
             if parts:
                 ops.append(Decode(parts=tuple(parts)))
             if at > claim.pos:
@@ -135,30 +140,46 @@ class Rows:
     hidden: Floats
 
 
+@dataclass(slots=True)
+class _Run:
+    """One reference run: its rows, their bytes, and the chains that it answers for."""
+
+    rows: Rows
+    size: int
+    number: int
+    keys: set[Key] = field(default_factory=set)
+
+
 class References:
     """Solo references by history, remembered: a chain answers for all its beginnings. Not for other models than its
     own.
 
-    Bounded by bytes, oldest out first.
+    Bounded by bytes, those longest unused out first; only `evict` drops anything, so what a program needs stays until
+    it was compared.
     """
 
     def __init__(self, limit_bytes: int = 48 << 20):
-        self._rows: OrderedDict[Key, tuple[Rows, int]] = OrderedDict()
+        self._runs: OrderedDict[int, _Run] = OrderedDict()
+        self._of: dict[Key, _Run] = {}
         self._bytes = 0
+        self._made = 0
         self._limit = limit_bytes
 
     def get(self, key: Key) -> Rows | None:
         """Rows of a chain (perhaps more than it has, when it is the beginning of a longer one), None when not "
         "computed."""
-        hit = self._rows.get(key)
-        return hit[0] if hit else None
+        run = self._of.get(key)
+        if run is None:
+            return None
+        self._runs.move_to_end(run.number)
+        return run.rows
 
     def missing(self, wanted: Iterable[Key]) -> list[Key]:
         """The chains that must be run so that all of `wanted` are known, longest first, no beginnings of others."""
         run: list[Key] = []
         covered: set[Key] = set()
         for key in sorted(set(wanted), key=lambda k: -len(k[2])):
-            if key in self._rows or key in covered:
+            if key in self._of or key in covered:
                 continue
             run.append(key)
             params, seq, chain = key
@@ -174,12 +195,26 @@ class References:
             np.frombuffer(trace.logits, np.float32).reshape(-1, n_vocab),
             np.frombuffer(trace.hidden, np.float32).reshape(-1, n_embd),
         )
-        size = len(trace.logits) + len(trace.hidden)
+        self._made += 1
+        run = self._runs[self._made] = _Run(rows, len(trace.logits) + len(trace.hidden), self._made)
+        self._bytes += run.size
         for i in range(1, len(chain) + 1):
-            old = self._rows.pop((params, seq, chain[:i]), None)  # what a longer chain takes the place of is free again
-            self._bytes -= old[1] if old else 0
-            self._rows[params, seq, chain[:i]] = (rows, size if i == len(chain) else 0)
-        self._bytes += size
-        while self._rows and (self._bytes > self._limit or len(self._rows) > 20000):
-            _, (_, freed) = self._rows.popitem(last=False)
-            self._bytes -= freed
+            beginning = (params, seq, chain[:i])
+            old = self._of.get(beginning)
+            self._of[beginning] = run
+            run.keys.add(beginning)
+            if old is not None and old is not run:
+                old.keys.discard(beginning)
+                if not old.keys:  # a longer chain has taken its place
+                    self._drop(old)
+
+    def evict(self) -> None:
+        """Drop what was unused for longest until the limits are kept again."""
+        while self._runs and (self._bytes > self._limit or len(self._of) > 20000):
+            self._drop(next(iter(self._runs.values())))
+
+    def _drop(self, run: _Run) -> None:
+        del self._runs[run.number]
+        self._bytes -= run.size
+        for key in run.keys:
+            del self._of[key]

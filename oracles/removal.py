@@ -3,27 +3,20 @@
 
 from __future__ import annotations
 
-from oracles.account import Account
+from oracles.account import Account, Compared
 from oracles.base import Oracle, OracleFailure
 from oracles.expect import position_error
 from oracles.ledger import HalfRestored, History, Moment
-from oracles.rows import row_violation, where
+from oracles.rows import clear_of_doubt, row_violation, where
 from oracles.verdict import Check, Verdict, Violation
+from subjects.contracts import rule
 from subjects.scenario import SeqKeep, SeqRm
 
-RULE_TRUE = (
-    'llama.h says that seq_rm "Removes all tokens that belong to the specified sequence and have '
-    'positions in [p0, p1)"; it returned true'
-)
-RULE_WHOLE = 'llama.h says "Removing a whole sequence never fails"'
-RULE_FALSE = (
-    'llama.h says that seq_rm "Returns false if a partial sequence cannot be removed"; it returned false '
-    "and changed the sequence"
-)
-RULE_PART = (
-    "llama.h is silent on heads and middles of recurrent states; a state cannot forget them, yet seq_rm returned true"
-)
-RULE_KEEP = 'llama.h says that seq_keep "Removes all tokens that do not belong to the specified sequence"'
+RULE_TRUE = f"{rule('seq_rm.removed')}; it returned true"
+RULE_WHOLE = rule("seq_rm.whole")
+RULE_FALSE = f"{rule('seq_rm.refused-clean')}; it returned false and changed the sequence"
+RULE_PART = f"{rule('seq_rm.recurrent-part')}; it returned true"
+RULE_KEEP = rule("seq_keep.others")
 
 
 class RemovalFailure(OracleFailure):
@@ -45,16 +38,18 @@ class Removal(Oracle):
         compared = 0
         for m in account.ledger.moments:
             if isinstance(m.op, SeqRm | SeqKeep) and m.step.done and not m.step.skipped:
-                compared += 1
+                # what an undefined sequence holds after it cannot be judged
+                compared += any(isinstance(m.after.get(s), History) for s in m.touched)
                 found = self._answer(m, account) if isinstance(m.op, SeqRm) else None
                 bad.extend([found] if found else self._positions(m))
+        judged: list[Compared] = []
         for r in account.compared:
             shaper = account.shaper(r.claim)
             if shaper is None or not isinstance(shaper[0], SeqRm):
                 continue
             if isinstance(shaper[1].before.get(r.claim.seq), HalfRestored):
                 continue  # the cut that a partial restore owes: what is wrong then is the restore
-            compared += 1
+            judged.append(r)
             if r.wrong:
                 said = "true" if shaper[1].step.rc else "false"
                 because = (
@@ -67,7 +62,8 @@ class Removal(Oracle):
                 bad.append(
                     row_violation(self.name, account, r, key=f"removal:{said}:state", rule=rule, because=because)
                 )
-        return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
+        n, unknown = clear_of_doubt(judged)
+        return Verdict(oracle=self.name, violations=tuple(bad), compared=compared + n, unknown=unknown)
 
     def _answer(self, m: Moment, account: Account) -> Violation | None:
         assert isinstance(m.op, SeqRm)

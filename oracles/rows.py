@@ -5,8 +5,10 @@ from __future__ import annotations
 from oracles.account import Account, Compared
 from oracles.reference import key_of, solo
 from oracles.verdict import Check, Violation
+from subjects.contracts import rule
 from subjects.scenario import OP_NAMES, OP_TYPES, Op
 
+DOUBT = "between noise and error"
 NAME_OF: dict[type[Op], str] = dict(zip(OP_TYPES, OP_NAMES, strict=True))
 
 
@@ -16,9 +18,47 @@ def shaper_name(account: Account, row: Compared) -> str:
     return NAME_OF[type(shaper[0])] if shaper else "decode"
 
 
+# What an operation promises of the history that it leaves, and what it promises when it was refused.
+_STATE = {
+    "decode": "decode.success",
+    "draft": "decode.success",
+    "restore": "restore.state",
+    "restore_all": "restore_all.state",
+    "seq_rm": "seq_rm.removed",
+    "seq_cp": "seq_cp.copied",
+    "seq_keep": "seq_keep.others",
+    "seq_add": "seq_add.moved",
+    "seq_div": "seq_div.divided",
+    "clear": "clear.empty",
+    "reopen": "reopen.empty",
+}
+_REFUSED = {name: f"{name}.refused-clean" for name in ("restore", "restore_all", "seq_rm")}
+
+
+def state_rule(account: Account, row: Compared) -> str:
+    """What the contract table says of the operation that shaped the row's history last."""
+    shaper = account.shaper(row.claim)
+    if shaper is None:
+        return rule("decode.success")
+    op, m = shaper
+    name = NAME_OF[type(op)]
+    if m.step.batches:  # a decode shapes a history where it did not end well
+        return rule("decode.fatal" if (m.step.rc or 0) < -1 else "decode.aborted")
+    return rule(_REFUSED[name] if name in _REFUSED and not m.step.rc else _STATE[name])
+
+
+def clear_of_doubt(rows: list[Compared], *, hidden: bool = False) -> tuple[int, tuple[str, ...]]:
+    """How many rows are right or wrong, and the reasons why the others are neither."""
+    if hidden:
+        reasons = [r.hidden_unjudged or DOUBT for r in rows if r.hidden_unjudged or r.hidden_ambiguous]
+    else:
+        reasons = [DOUBT for r in rows if r.ambiguous]
+    return len(rows) - len(reasons), tuple(reasons)
+
+
 def suspects(account: Account, row: Compared) -> tuple[int, ...]:
     """Operations that may have broken a row: those of its own history, else all that were no decodes, latest first."""
-    own = tuple(reversed(row.claim.shaped))
+    own = tuple(reversed(row.claim.shaped)) if account.shaper(row.claim) else ()
     if own:
         return own
     return tuple(
@@ -70,8 +110,12 @@ def twin_rung(difference: float | None, band: float) -> str:
     """The row against the same program without what did not survive."""
     if difference is None:
         return "twin: none, because other sequences went through more than decodes or the history was edited"
-    verdict = "a state error" if difference > band else "noise"
-    return f"twin: off by {difference:.3g} from the same batches without what did not survive, {verdict}"
+    if difference <= band:
+        return (
+            f"twin: off by {difference:.3g}, the same batches alone give the same row: the decodes are at fault, not "
+            f"what was left out"
+        )
+    return f"twin: off by {difference:.3g} from the same batches without what did not survive, a state error"
 
 
 def where(account: Account, row: Compared) -> str:

@@ -3,13 +3,13 @@
 The zygote never decodes, because a process that has decoded must not fork (OpenMP threads hang in the copy). When a
 worker dies, however it dies, the zygote tells the parent and forks the next one in a few milliseconds.
 
+With a model that uses a GPU the zygote loads nothing at all, because its driver does not survive a fork: each worker
+loads for itself.
+
 Wire format, all little endian: a frame is `u32 length, payload`. Requests (parent to worker, on `requests`) are msgpack
 arrays of Job or Replay. Answers go, frame by frame, into a memory file that parent and child share (a frame there is
-`u32 length, u8
-kind, payload`), so that
-everything up to a crash survives it; then one byte goes through `replies`. Control frames (zygote to parent) say that
-a worker began
-or how it ended.
+`u32 length, u8 kind, payload`), so that everything up to a crash survives it; then the request's number goes through
+`replies`. Control frames (to the parent) say that a worker began or how it ended.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import select
 import signal
 import struct
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,7 @@ NUMBER = struct.Struct("<Q")
 START = HEADER.size + NUMBER.size
 FRAME = struct.Struct("<IB")
 RESULT = struct.Struct("<ii")
+SECONDS = struct.Struct("<d")
 # After more than this was written, the file's memory is given back.
 _KEEP_BYTES = 1 << 24
 
@@ -185,12 +187,13 @@ class _Recorder:
 class _Worker:
     """Runs jobs until the parent hangs up or the library takes the process down."""
 
-    def __init__(self, shim: Shim, models: dict[tuple[str, int], int], answers: _Recorder):
-        self.shim, self.models, self.answers = shim, models, answers
+    def __init__(self, shim: Shim, models: dict[tuple[str, int], int], answers: _Recorder, memory_mb: int = 0):
+        self.shim, self.models, self.answers, self.memory_mb = shim, models, answers, memory_mb
         self.pool: dict[tuple[int, ContextParams], int] = {}
 
     def run(self, job: Job) -> None:
         """Run one job and record it."""
+        began = time.monotonic()
         self.answers.frame(RUN, b"")
         try:
             shim = plant(self.shim, job.fault)
@@ -207,10 +210,11 @@ class _Worker:
                 self.shim.free_context(self.pool.pop(next(iter(self.pool))))
         else:
             self.shim.free_context(done.ctx)
-        self.answers.frame(END, b"")
+        self.answers.frame(END, SECONDS.pack(time.monotonic() - began))
 
     def replay(self, request: Replay) -> None:
         """Decode a reference's history and record its rows."""
+        began = time.monotonic()
         self.answers.frame(RUN, b"")
         try:
             model = self._model(request.model, request.n_gpu_layers)
@@ -228,12 +232,14 @@ class _Worker:
         self.answers.frame(LOGITS, logits)
         if hidden:
             self.answers.frame(HIDDEN, hidden)
-        self.answers.frame(END, b"")
+        self.answers.frame(END, SECONDS.pack(time.monotonic() - began))
 
     def _model(self, path: str, n_gpu_layers: int) -> int:
         key = (path, n_gpu_layers)
         if key not in self.models:
+            cap_memory(0)
             handle = self.shim.load_model(Path(path), n_gpu_layers)
+            cap_memory(self.memory_mb)
             if handle is None:
                 raise Refused("the library does not load the model: " + "; ".join(self.shim.take_log()[-3:]))
             self.models[key] = handle
@@ -247,6 +253,15 @@ class _Worker:
         return ctx
 
 
+def cap_memory(more_mb: int) -> None:
+    """Let this process take so much address space in addition to what it has (a mapped model counts too); 0 for any."""
+    cap = resource.RLIM_INFINITY
+    if more_mb:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        cap = pages * resource.getpagesize() + (more_mb << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (cap, resource.RLIM_INFINITY))
+
+
 def _die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(
@@ -254,8 +269,7 @@ def _die_with_parent() -> None:
         )  # PR_SET_PDEATHSIG: no orphan survives a kill -9 of the parent
 
 
-def _serve(shim: Shim, models: dict[tuple[str, int], int], requests: _Pipe, replies: int, answers: _Recorder) -> None:
-    worker = _Worker(shim, models, answers)
+def _serve(worker: _Worker, requests: _Pipe, replies: int, answers: _Recorder) -> None:
     while (request := requests.read()) is not None:
         number, items = REQUESTS.decode(request)
         answers.clear(number)
@@ -265,6 +279,24 @@ def _serve(shim: Shim, models: dict[tuple[str, int], int], requests: _Pipe, repl
             else:
                 worker.replay(item)
         os.write(replies, NUMBER.pack(number))
+
+
+def _load(setup: Setup, control: _Pipe) -> tuple[Shim, dict[tuple[str, int], int]] | None:
+    """The library with its models; None when the parent was told why not."""
+    try:
+        shim = Shim(Path(setup.shim))
+        models: dict[tuple[str, int], int] = {}
+        for path, layers in setup.models:
+            handle = shim.load_model(Path(path), layers)
+            if handle is None:
+                why = "; ".join(shim.take_log()[-3:])
+                control.write(_ENCODE(Control("failed", text=f"the library does not load {path}: {why}")))
+                return None
+            models[path, layers] = handle
+    except Exception as e:
+        control.write(_ENCODE(Control("failed", text=f"{type(e).__name__}: {e}")))
+        return None
+    return shim, models
 
 
 def main(argv: list[str]) -> None:
@@ -277,32 +309,28 @@ def main(argv: list[str]) -> None:
     if first is None:
         return
     setup = msgspec.msgpack.decode(first, type=Setup)
-    try:
-        shim = Shim(Path(setup.shim))
-        models: dict[tuple[str, int], int] = {}
-        for path, layers in setup.models:
-            handle = shim.load_model(Path(path), layers)
-            if handle is None:
-                control.write(
-                    _ENCODE(
-                        Control("failed", text=f"the library does not load {path}: {'; '.join(shim.take_log()[-3:])}")
-                    )
-                )
-                return
-            models[path, layers] = handle
-    except Exception as e:
-        control.write(_ENCODE(Control("failed", text=f"{type(e).__name__}: {e}")))
+    # a GPU's driver does not survive a fork, and reserves more address space than any machine has memory
+    on_gpu = any(layers for _, layers in setup.models)
+    memory_mb = 0 if on_gpu else setup.memory_mb
+    loaded = None if on_gpu else _load(setup, control)
+    if loaded is None and not on_gpu:
         return
     while True:
         pid = os.fork()
         if pid == 0:
             _die_with_parent()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            if setup.memory_mb:
-                resource.setrlimit(resource.RLIMIT_AS, (setup.memory_mb << 20, setup.memory_mb << 20))
-            _serve(shim, models, requests, replies, answers)
+            if on_gpu:
+                loaded = _load(setup, control)
+                if loaded is not None:
+                    control.write(_ENCODE(Control("began", os.getpid())))
+            if loaded is not None:
+                if memory_mb:
+                    cap_memory(memory_mb)
+                _serve(_Worker(*loaded, answers, memory_mb), requests, replies, answers)
             os._exit(0)
-        control.write(_ENCODE(Control("began", pid)))
+        if not on_gpu:
+            control.write(_ENCODE(Control("began", pid)))
         _, status, usage = os.wait4(pid, 0)
         requests.drain()
         control.write(_ENCODE(Control("ended", pid, status, usage.ru_maxrss)))

@@ -135,6 +135,11 @@ CONTRACTS: dict[str, Contract] = {
                 ),
                 _n("decode.isolation", "sequences that are not in the batch are untouched"),
                 _n("decode.ubatch", "any n_ubatch that a context was made with works"),
+                _h(
+                    "decode.outputs",
+                    "0: every row with logits set can be read",
+                    "if zero, the logits (and/or the embeddings) for the respective token will not be output",
+                ),
             ),
             forms=(
                 "one sequence",
@@ -164,7 +169,10 @@ CONTRACTS: dict[str, Contract] = {
                 _ids("draft"),
                 _s("draft.rows", "at least one token", "src/llama-batch.cpp init(): GGML_ASSERT(n_tok > 0)"),
             ),
-            gets=(_n("draft.same", "the same history gives the same greedy tokens, near ties aside"),),
+            gets=(
+                _n("draft.same", "the same history gives the same greedy tokens, near ties aside"),
+                _n("draft.isolation", "other sequences are untouched"),
+            ),
             forms=("one token", "several tokens", "empty sequence", "after other work"),
         ),
         Contract(
@@ -240,6 +248,8 @@ CONTRACTS: dict[str, Contract] = {
                 _n("restore.device-foreign", "an on-device handle of another context is refused"),
                 _n("restore.malformed", "a damaged state is refused, or harmless; it is never fatal"),
                 _n("restore.isolation", "other sequences are untouched"),
+                _n("restore.read", "an accepted restore has read all bytes that it was given"),
+                _n("restore.tokens", "a session file gives back the tokens that were saved with it"),
             ),
             forms=(
                 "flags 0",
@@ -287,6 +297,12 @@ CONTRACTS: dict[str, Contract] = {
                 ),
                 _n("restore_all.refused-clean", "refused: all sequences unchanged, or all empty"),
                 _n("restore_all.other", "into a context with other parameters: refused, or right"),
+                _h(
+                    "restore_all.taken",
+                    "a state saved under the same parameters is read",
+                    "Returns the number of bytes read",
+                ),
+                _n("restore_all.tokens", "a session file gives back the tokens that were saved with it"),
                 _n("restore_all.malformed", "a damaged state is refused, or harmless; it is never fatal"),
             ),
             forms=(
@@ -316,6 +332,7 @@ CONTRACTS: dict[str, Contract] = {
                     "Returns false if a partial sequence cannot be removed",
                 ),
                 _n("seq_rm.refused-clean", "false: nothing has changed in any part"),
+                _n("seq_rm.recurrent-part", "a head or middle cannot leave a recurrent state, so the answer is false"),
                 _h("seq_rm.any", "sequence -1 means every one", "seq_id < 0 : match any sequence"),
                 _n("seq_rm.isolation", "other sequences are untouched, also where they share cells"),
             ),
@@ -368,6 +385,7 @@ CONTRACTS: dict[str, Contract] = {
                 ),
                 _n("seq_cp.pending", "whatever was pending on the source is pending on the copy"),
                 _n("seq_cp.source", "the source is untouched, and stays so whatever becomes of the copy"),
+                _n("seq_cp.isolation", "other sequences are untouched"),
             ),
             forms=(
                 "whole (-1, -1)",
@@ -416,6 +434,7 @@ CONTRACTS: dict[str, Contract] = {
                     "exactly the positions in the range have moved",
                     'Adds relative position "delta" to all tokens that belong to the specified sequence and have positions in [p0, p1)',
                 ),
+                _n("seq_add.isolation", "sequences that share no cells with it are untouched"),
             ),
             forms=("whole, +", "whole, -", "tail, +", "tail, - (context shift)", "middle, -", "whole (0, -1)"),
         ),
@@ -441,6 +460,7 @@ CONTRACTS: dict[str, Contract] = {
                     "exactly the positions in the range are divided",
                     "Integer division of the positions by factor of `d > 1`",
                 ),
+                _n("seq_div.isolation", "sequences that share no cells with it are untouched"),
             ),
             forms=("by 2", "by 3"),
         ),
@@ -501,7 +521,14 @@ CONTRACTS: dict[str, Contract] = {
             "ask",
             "llama_memory_seq_pos_max, llama_state_seq_get_size_ext, llama_state_get_size, llama_memory_can_shift",
             owes=(_ids("ask"),),
-            gets=(_n("ask.pure", "a query changes nothing"),),
+            gets=(
+                _n("ask.pure", "a query changes nothing"),
+                _h(
+                    "ask.positions",
+                    "the positions told are the positions held",
+                    "all positions in the range [pos_min, pos_max] are guaranteed to be present",
+                ),
+            ),
             forms=("positions", "size", "size_all", "can_shift"),
         ),
     )
@@ -509,6 +536,17 @@ CONTRACTS: dict[str, Contract] = {
 
 FORMS: dict[str, tuple[str, ...]] = {op: c.forms for op, c in CONTRACTS.items()}
 CLAUSES: dict[str, Clause] = {clause.id: clause for c in CONTRACTS.values() for clause in (*c.owes, *c.gets)}
+
+
+def rule(clause_id: str) -> str:
+    """A promise as the first line of a report: who says it, of what, and in which words. KeyError for an unknown id."""
+    clause = CLAUSES[clause_id]
+    op = clause_id.partition(".")[0]
+    if clause.says == "header":
+        return f"{VERDICT['header']} of {op}: {clause.source.removeprefix('llama.h: ')}"
+    when, colon, then = clause.text.partition(": ")
+    case = f" ({when})" if colon else ""
+    return f"{VERDICT[clause.says]}; what can be expected of {op}{case}: {then if colon else clause.text}"
 
 
 class SlotView(Protocol):

@@ -362,6 +362,23 @@ class RollbackStale(Planted):
         return rc
 
 
+class RefusedRollbackScrambles(Planted):
+    """A refused removal leaves the positions as they were, and other values behind them. Trigger: seq_rm of one
+    sequence that holds something returns false."""
+
+    name = "refused-rollback-scrambles"
+
+    def seq_rm(self, ctx: int, seq: int, p0: int, p1: int) -> int:
+        self.reached()
+        rc = super().seq_rm(ctx, seq, p0, p1)
+        if rc == 0 and self.span(ctx, seq)[1] >= 0:
+            own = self.state(ctx, seq)
+            bad = mauled(own, 8)
+            if bad != own and Shim.seq_set(self, ctx, seq, 0, bad):
+                self.triggered()
+        return rc
+
+
 class WholeRemovalRefused(Planted):
     """A whole sequence is not removed, and seq_rm says so. Trigger: seq_rm of all of a sequence that is not empty."""
 
@@ -434,6 +451,21 @@ class NeighbourBytes(Neighbour):
 
     def harm(self, ctx: int, seq: int) -> bool:
         return Shim.seq_set(self, ctx, seq, 0, mauled(self.state(ctx, seq))) > 0
+
+
+class SaveMoves(Planted):
+    """A save cuts the last token off another sequence. Trigger: a save into memory while another holds two tokens or
+    more."""
+
+    name = "save-moves"
+
+    def seq_get(self, ctx: int, seq: int, flags: int, room: int) -> tuple[int, bytes]:
+        self.reached()
+        answer = super().seq_get(ctx, seq, flags, room)
+        others = [s for s in self.live(ctx) if s != seq]
+        if others and self.drop_last(ctx, others[0]):
+            self.triggered()
+        return answer
 
 
 class SwappedPositions(Planted):

@@ -142,7 +142,7 @@ class Runner:
         # Copies between streams and position shifts wait for the next decode; a context that still owes one is not
         # reused.
         settled = isinstance(last, Decode | Draft) and self._step.rc == 0
-        return Outcome(self.ctx, self.params, self.clean and settled)
+        return Outcome(self.ctx, self.params, self.clean and settled and not scenario.misuse)
 
     # --- contexts -----------------------------------------------------------------------------------------------------
 

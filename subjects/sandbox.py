@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -36,6 +36,12 @@ FIRST_LIMIT = 20.0
 HANG_FACTOR = 50.0
 HANG_FLOOR = 2.0
 WARM_RUNS = 20
+# A run that took longer than its limit is tried once more with this many times the limit before it is called a hang.
+CONFIRM = 10.0
+
+# The answers lie in memory that native code can write to: whatever is wrong with them may show as one of these.
+GARBLED = "garbled answers: "
+_GARBLED = (msgspec.DecodeError, struct.error, IndexError, ValueError)
 
 _CONTROL = msgspec.msgpack.Decoder(Control, strict=True)
 _STEP = msgspec.msgpack.Decoder(Step, strict=True)
@@ -47,6 +53,8 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 # Contexts come and go thousands of times a second: without these glibc hands their memory back and takes it again,
 # page fault by page fault (a tenth of a child's time).
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": "67108864", "MALLOC_MMAP_THRESHOLD_": "67108864", "MALLOC_TOP_PAD_": "16777216"}
+# A process in which a GPU's driver was started must not fork, so models for the CPU are run without any GPU in sight.
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 
 
 class SandboxError(RuntimeError):
@@ -70,15 +78,27 @@ class Stats:
     deaths: int = 0
     hangs: int = 0
     max_rss_kb: int = 0
-    slowest: float = 0.0
     restart: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Pace:
+    """How long honest runs take, for one model and kind of request."""
+
+    runs: int = 0
+    slowest: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which a run is tried again, more patiently."""
+        return FIRST_LIMIT if self.runs < WARM_RUNS else max(HANG_FLOOR, HANG_FACTOR * self.slowest)
 
 
 class Sandbox:
     """A place where scenarios run.
 
-    shim: compiled shim (subjects.builds). models: (path, n_gpu_layers) to load before the first fork. in_flight: called
-    with the scenario that is about to run, to put it where a kill of this process cannot lose it.
+    shim: compiled shim (subjects.builds). models: (path, n_gpu_layers) to load: before the first fork or, with one that
+    uses a GPU, in each worker.
 
     Raises SandboxError when the library or a model cannot be loaded.
     """
@@ -89,16 +109,16 @@ class Sandbox:
         models: Sequence[tuple[Path, int]] = (),
         *,
         limits: Limits | None = None,
-        in_flight: Callable[[Scenario], None] | None = None,
         env: dict[str, str] | None = None,
     ):
         self.shim, self.models = shim, list(models)
         self.limits = limits or Limits()
-        self.in_flight = in_flight
         self.stats = Stats()
+        self._paces: dict[tuple[str, type], Pace] = {}
         self._env = {
             **_MALLOC,
             **os.environ,
+            **({} if any(n for _, n in self.models) else _NO_GPU),
             "GGML_NO_BACKTRACE": "1",
             "OMP_WAIT_POLICY": "passive",
             "PYTHONPATH": str(ROOT),
@@ -153,11 +173,14 @@ class Sandbox:
         self._requests = -1
         self._map.close()
         self._selector.close()
+        self._kill()
+        self._process.kill()
+        self._process.wait()
+
+    def _kill(self) -> None:
         if self._worker:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._worker, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait()
 
     def _send(self, payload: bytes) -> None:
         data = struct.pack("<I", len(payload)) + payload
@@ -172,13 +195,16 @@ class Sandbox:
         size = struct.unpack("<I", head)[0]
         body = b""
         while len(body) < size:
-            body += os.read(self._control, size - len(body))
+            part = os.read(self._control, size - len(body))
+            if not part:
+                return None
+            body += part
         return _CONTROL.decode(body)
 
     def _await_worker(self) -> None:
         control = self._read_control()
         if control is None or control.what != "began":
-            text = control.text if control else self._stderr_text()[-2000:]
+            text = (control and control.text) or self._stderr_text()[-2000:]
             self.close()
             raise SandboxError(text or "the child ended before it began; `redraft doctor` says more")
         self._worker = control.pid
@@ -209,28 +235,50 @@ class Sandbox:
 
     def _run(self, requests: Sequence[Job | Replay]) -> list[Trace]:
         traces: list[Trace] = []
+        together = len(requests)
         while len(traces) < len(requests):
-            rest = requests[len(traces) :]
-            if self.in_flight is not None and isinstance(rest[0], Job):
-                self.in_flight(rest[0].scenario)
-            began = time.monotonic()
-            end = self._ask(rest)
-            spent = time.monotonic() - began
-            got = self._collect(end)
+            rest = requests[len(traces) :][:together]
+            got = self._attempt(rest)
+            if got[-1].end.how == "hang" and self.limits.hang is None:
+                got[-1:] = self._attempt(rest[len(got) - 1 : len(got)], CONFIRM)
+            end = got[-1].end
+            if end.how == "error" and end.text.startswith(GARBLED) and len(rest) > 1:
+                together = 1  # nobody can say whose fault it was: one by one
+                continue
             traces.extend(got)
+            self.stats.hangs += end.how == "hang"
             self.stats.runs += len(got)
-            if end is None:
-                self.stats.slowest = max(self.stats.slowest, spent / len(rest))
         return traces
 
-    def _limit(self, n: int) -> float:
-        if self.limits.hang is not None:
-            return self.limits.hang * n
-        if self.stats.runs < WARM_RUNS:
-            return FIRST_LIMIT * n
-        return max(HANG_FLOOR, HANG_FACTOR * self.stats.slowest) * n
+    def _attempt(self, requests: Sequence[Job | Replay], patience: float = 1.0) -> list[Trace]:
+        """Traces of the first requests, of all of them unless one ends the worker."""
+        self._take_stderr()  # what an honest run said is no part of a later crash
+        end = self._ask(requests, patience)
+        try:
+            got = self._collect(end, len(requests))
+            if end is None and len(got) < len(requests):
+                raise ValueError(f"{len(got)} traces for {len(requests)} requests")
+        except _GARBLED as e:
+            how = f" (the worker's end: {end.how} {end.code})" if end else ""
+            if end is None:
+                self._kill()  # nothing that it does from now on can be trusted
+                self._ended(hung=False)
+            return [Trace([], [], End("error", 0, f"{GARBLED}{type(e).__name__}: {e}{how}"))]
+        for i, seconds in self._seconds.items():
+            pace = self._pace(requests[i])
+            pace.runs += 1
+            pace.slowest = max(pace.slowest, seconds)
+        return got
 
-    def _ask(self, requests: Sequence[Job | Replay]) -> End | None:
+    def _pace(self, request: Job | Replay) -> Pace:
+        return self._paces.setdefault((request.model, type(request)), Pace())
+
+    def _limit(self, requests: Sequence[Job | Replay]) -> float:
+        if self.limits.hang is not None:
+            return self.limits.hang * len(requests)
+        return sum(self._pace(r).limit for r in requests)
+
+    def _ask(self, requests: Sequence[Job | Replay], patience: float = 1.0) -> End | None:
         """Send requests and wait for the reply; None when it came, otherwise how the worker ended (a new one is there).
 
         Every attempt has a number, which the answers and the reply repeat: a worker that dies between two requests
@@ -240,16 +288,18 @@ class Sandbox:
         self._number += 1
         self._send(_ENCODE((self._number, requests)))
         attempts = 1
+        limit = self._limit(requests) * patience
         while True:
-            ready = self._selector.select(self._limit(len(requests)))
+            ready = self._selector.select(limit)
             hung = not ready
             if hung:
-                self.stats.hangs += 1
-                os.kill(self._worker, signal.SIGKILL)
+                self._kill()
             elif any(key.fd == self._replies for key, _ in ready):
-                if child.NUMBER.unpack(os.read(self._replies, child.NUMBER.size))[0] == self._number:
+                reply = os.read(self._replies, child.NUMBER.size)
+                if reply == child.NUMBER.pack(self._number):
                     return None
-                continue
+                if reply:
+                    continue
             end = self._ended(hung)
             taken = child.NUMBER.unpack_from(self._map, child.HEADER.size)[0] == self._number
             if taken or end.how == "hang" or attempts == 3:
@@ -286,19 +336,27 @@ class Sandbox:
             os.lseek(self._stderr, 0, os.SEEK_SET)
         return text
 
-    def _collect(self, end: End | None) -> list[Trace]:
-        """Traces of what is in the answers file: all of them complete, but the last one if the worker ended."""
+    def _collect(self, end: End | None, most: int = 1 << 30) -> list[Trace]:
+        """Traces of what is in the answers file: all of them complete, but the last one if the worker ended.
+
+        Raises what _GARBLED names where it is not what a worker writes.
+        """
         good = child.HEADER.unpack_from(self._map, 0)[0]
+        if good > child.ANSWERS_BYTES:
+            raise ValueError("more answers than there is room for")
         mine = child.NUMBER.unpack_from(self._map, child.HEADER.size)[0] == self._number
         data = self._map[child.START : good] if mine else b""
         traces: list[Trace] = []
         logits: list[bytes] = []
         hidden: list[bytes] = []
         at = 0
+        self._seconds: dict[int, float] = {}  # how long the honest ones took
 
         def finish(how: End) -> None:
             traces[-1].end = how
             traces[-1].logits, traces[-1].hidden = b"".join(logits), b"".join(hidden)
+            if traces[-1].facts and len(traces[-1].logits) % (4 * traces[-1].facts[0].n_vocab):
+                raise ValueError("the half of a row")
             logits.clear()
             hidden.clear()
 
@@ -307,6 +365,8 @@ class Sandbox:
             at += child.FRAME.size
             body = data[at : at + length]
             at += length
+            if at > len(data):
+                raise ValueError("a frame that does not end")
             if kind == child.LOGITS:
                 logits.append(body)
             elif kind == child.HIDDEN:
@@ -328,6 +388,8 @@ class Sandbox:
                 else:
                     steps.append(step)
             elif kind == child.RUN:
+                if len(traces) == most:
+                    raise ValueError(f"more than {most} traces")
                 traces.append(Trace([], [], End("ok")))
             elif kind == child.FACTS:
                 facts, params = _FACTS.decode(body)
@@ -337,6 +399,9 @@ class Sandbox:
                 finish(End("error", 0, body.decode("utf-8", "replace")))
             elif kind == child.END:
                 finish(End("ok"))
+                self._seconds[len(traces) - 1] = child.SECONDS.unpack(body)[0]
+            else:
+                raise ValueError(f"a frame of kind {kind}")
         if end is not None:
             if not traces:
                 traces.append(Trace([], [], End("ok")))

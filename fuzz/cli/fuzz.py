@@ -23,7 +23,6 @@ import msgspec
 from fuzz import campaign
 from fuzz.cli.common import Usage, add_build, add_json, bench
 from fuzz.cli.common import console as open_console
-from fuzz.journal import read_json
 from fuzz.models import BadModel, resolve
 from fuzz.show import Progress, final
 from subjects.builds import environment
@@ -47,6 +46,13 @@ def _count(text: str) -> int:
     return n
 
 
+def _layers(text: str) -> int:
+    n = int(text)
+    if n < 0:
+        raise argparse.ArgumentTypeError("must be at least 0")
+    return n
+
+
 def add(p: argparse.ArgumentParser) -> None:
     """Options."""
     p.add_argument(
@@ -67,6 +73,13 @@ def add(p: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="a recipe (`redraft models`), `all`, or a GGUF file; repeatable",
+    )
+    p.add_argument(
+        "--gpu-layers",
+        metavar="N",
+        type=_layers,
+        default=0,
+        help="layers of each model that go to the GPU, with a --build that has one (default 0: no GPU is used)",
     )
     add_build(p)
     p.add_argument(
@@ -112,14 +125,15 @@ def run(args: argparse.Namespace) -> int:
     minutes = args.minutes if args.minutes or args.scenarios else 2.0
     b = bench(args.build)
     try:
-        models = resolve(args.model, b.models, b.shim)
+        models = resolve(args.model, b.models, b.shim, args.gpu_layers)
     except (BadModel, SandboxError) as e:
         raise Usage(str(e)) from None
-    before = read_json(out / "campaign.json") if args.resume else None
-    seed = (
-        args.seed if args.seed is not None else before["seed"] if before else random.SystemRandom().randrange(1 << 31)
-    )
-    jobs = args.jobs or (before["jobs"] if before else os.cpu_count() or 1)
+    try:
+        before = campaign.stored(out) if args.resume else {}
+    except campaign.CampaignError as e:
+        raise Usage(str(e)) from None
+    seed = args.seed if args.seed is not None else before.get("seed", random.SystemRandom().randrange(1 << 31))
+    jobs = args.jobs or before.get("jobs") or os.cpu_count() or 1
     plan = campaign.Plan(
         models=models,
         build=b.build.fingerprint,
@@ -131,25 +145,25 @@ def run(args: argparse.Namespace) -> int:
     )
     console = open_console(stderr=args.json)
     try:
-        campaign.prepare(out, plan, resume=args.resume)
-        if not args.json:
-            console.print(
-                f"Testing {b.build.name} ({b.build.fingerprint}) with {', '.join(m.label for m in models)}; seed "
-                f"{seed}, {jobs} jobs, into {out}",
-                markup=False,
-            )
-        with Progress(console, quiet=args.json and not console.is_terminal) as listen:
-            result = campaign.run(
-                plan,
-                out,
-                shim=b.shim,
-                cache=b.cache,
-                environment=environment(b.build),
-                minutes=minutes,
-                scenarios=args.scenarios,
-                reduce_seconds=args.reduce_seconds,
-                listen=listen,
-            )
+        with campaign.prepare(out, plan, resume=args.resume):
+            if not args.json:
+                console.print(
+                    f"Testing {b.build.name} ({b.build.fingerprint}) with {', '.join(m.label for m in models)}; seed "
+                    f"{seed}, {jobs} jobs, into {out}",
+                    markup=False,
+                )
+            with Progress(console, quiet=args.json and not console.is_terminal) as listen:
+                result = campaign.run(
+                    plan,
+                    out,
+                    shim=b.shim,
+                    cache=b.cache,
+                    environment=environment(b.build),
+                    minutes=minutes,
+                    scenarios=args.scenarios,
+                    reduce_seconds=args.reduce_seconds,
+                    listen=listen,
+                )
     except campaign.CampaignError as e:
         raise Usage(str(e)) from None
     if args.json:

@@ -24,6 +24,8 @@ from fuzz.finding import Finding
 from fuzz.repro.words import program
 from fuzz.triage import Symptom, find
 from oracles.judge import Judgement
+from oracles.registry import by_name
+from oracles.verdict import Violation
 
 HELP = "run findings or scenarios again: FIXED, FAILED, FLAKY or ERROR"
 
@@ -34,7 +36,12 @@ def add(p: argparse.ArgumentParser) -> None:
         "paths", metavar="PATH", nargs="+", type=Path, help="a scenario, a finding's folder, or a folder of them"
     )
     p.add_argument("--runs", metavar="M", type=int, default=3, help="runs of each, in fresh contexts (default 3)")
-    p.add_argument("--verbose", "-v", action="store_true", help="show every operation with what it became and answered")
+    p.add_argument(
+        "--verbose",
+        "-v",
+        action="store_true",
+        help="show every operation with what it became and answered, and every oracle's verdict",
+    )
     add_build(p)
     add_json(p)
 
@@ -54,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
         if args.verbose or r["verdict"] in ("FAILED", "FLAKY"):
             for line in r["operations"]:
                 console.print("       " + line, highlight=False, markup=False)
+        if args.verbose:
+            for v in r["oracles"]:
+                console.print("       " + _verdict(v), highlight=False, markup=False)
     if args.json:
         sys.stdout.write(
             msgspec.json.format(
@@ -73,6 +83,7 @@ def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
         "runs": runs,
         "text": "",
         "operations": [],
+        "oracles": [],
     }
     try:
         thing = read(path)
@@ -90,7 +101,8 @@ def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
             ]
     except Usage as e:
         return {**result, "text": str(e)}
-    shown = [j for j in judgements if (find(j, symptom) if symptom else j.violations)]
+    wanted = thing.violation if isinstance(thing, Finding) else None
+    shown = [j for j in judgements if (_again(j, wanted) if wanted else j.violations)]
     judged = [j for j in judgements if j.judged or j.account.ledger.trace.end.how in ("ok", "signal", "hang")]
     last = (shown or judgements)[-1]
     if not judged:
@@ -102,12 +114,33 @@ def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
         "shown": len(shown),
         "text": _text(last, symptom, bool(shown)),
         "operations": _operations(last),
+        "oracles": _verdicts(last),
     }
+
+
+def _verdicts(j: Judgement) -> list[dict[str, Any]]:
+    return [
+        {"oracle": v.oracle, "value": v.value, "compared": v.compared, "unknown": list(v.unknown)} for v in j.verdicts
+    ]
+
+
+def _again(j: Judgement, violation: Violation) -> bool:
+    """Whether a run shows a finding's violation again: as the first it shows, or behind another one."""
+    return find(j, Symptom.of(violation)) is not None or by_name(violation.oracle).recheck(violation, j.account)
+
+
+def _verdict(v: dict[str, Any]) -> str:
+    """What one oracle says of the run, in a line."""
+    reasons = "; ".join(sorted(set(v["unknown"])))
+    return f"{v['oracle']}: {v['value']} ({v['compared']} compared, {len(v['unknown'])} unknown)" + (
+        f": {reasons}" if reasons else ""
+    )
 
 
 def _text(j: Judgement, symptom: Symptom | None, failed: bool) -> str:
     if failed:
-        return j.violations[0].because
+        same = [v for v in j.violations if Symptom.of(v) == symptom]
+        return (same or j.violations)[0].because
     others = [v for v in j.violations if symptom is None or Symptom.of(v) != symptom]
     return f"but now {others[0].oracle}: {others[0].because}" if others else ""
 

@@ -136,12 +136,15 @@ def test_usage_errors_are_exit_2_with_a_message_and_nothing_on_stdout(tmp_path: 
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "campaign.json").write_text("{}")
     (tmp_path / "file").write_text("")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "campaign.json").write_text("{")
     cases = {
         ("--model", "no-such-model"): "no-such-model",
         ("--model", tmp_path / "broken.gguf"): "broken.gguf",
         ("--plant", "no-such-fault"): CANARY,
         ("--resume", "--out", tmp_path / "never-begun"): "no campaign",
         ("--out", tmp_path / "used"): "--resume",
+        ("--resume", "--out", tmp_path / "damaged"): "damaged",
         ("--out", tmp_path / "file"): "cannot write",
         ("--scenarios", "0"): "at least 1",
     }
@@ -171,6 +174,25 @@ def test_ctrl_c_is_exit_130_and_keeps_what_was_found(tmp_path: Path) -> None:
     assert done["interrupted"] is True
     assert signatures(done)
     assert {Path(f["path"]).name for f in done["findings"]} == {p.name for p in (out / "findings").iterdir()}
+    whole(out)
+
+
+def test_sigterm_in_the_middle_of_a_reduction_still_writes_the_finding(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with running(*PLANTED, "--jobs", 1, "--scenarios", 100_000, "--out", out, "--json") as process:
+        until = time.monotonic() + PATIENCE
+        while not (out / "state" / "pending-0.json").exists() and time.monotonic() < until:
+            time.sleep(0.005)
+        # a campaign that runs is nobody else's
+        beside = redraft(*PLANTED, "--jobs", 1, "--scenarios", 5, "--out", out, "--resume")
+        process.send_signal(signal.SIGTERM)
+        assert (beside.returncode, "is running" in beside.stderr) == (2, True)
+        assert process.stdout is not None
+        done = json.loads(process.stdout.read())
+        assert process.wait(PATIENCE) == 130
+    assert done["interrupted"] is True
+    assert done["died"] == []
+    assert len(done["findings"]) >= 1
     whole(out)
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -21,15 +22,22 @@ from subjects.sandbox import ROOT, Limits, Sandbox, SandboxError
 from subjects.scenario import (
     ON_DEVICE,
     AnyOp,
+    Ask,
     ContextParams,
     Corrupt,
     Decode,
     Draft,
+    Edge,
     ModelRef,
     Part,
     Restore,
     Save,
     Scenario,
+    SeqAdd,
+    SeqCp,
+    SeqDiv,
+    SeqKeep,
+    SeqRm,
     dumps,
 )
 from subjects.trace import Trace
@@ -178,6 +186,21 @@ def test_a_hang(build: Bench, llama: Model) -> None:
         assert honest(sandbox.run(GOOD, model), alone)
 
 
+def test_what_was_only_slow_is_no_hang(build: Bench, llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subjects.sandbox.FIRST_LIMIT", 0.3)
+    model = Path(llama.path)
+    with Sandbox(build.shim, [(model, 0)]) as sandbox:
+        alone = sandbox.run(GOOD, model)
+        os.kill(sandbox._worker, signal.SIGSTOP)
+        assert [honest(t, alone) for t in sandbox.run_many([GOOD, GOOD], model)] == [True, True]
+        assert sandbox.stats.hangs == 0
+        began = time.monotonic()
+        assert sandbox.run(TWO_SAVES, model, fault="hang-on-save").end.how == "hang"
+        assert time.monotonic() - began > 3.0, "it was not tried again with more patience"
+        assert sandbox.stats.hangs == 1
+        assert honest(sandbox.run(GOOD, model), alone)
+
+
 def test_a_memory_limit(build: Bench, llama: Model) -> None:
     """Address space for small contexts, not for one of a million cells."""
     huge = program(feed(), params=ContextParams(n_ctx=1 << 22))
@@ -280,14 +303,59 @@ def test_a_parent_that_is_killed_takes_its_children_along(build: Bench, llama: M
         assert_gone(family)
 
 
-def test_what_is_about_to_run_is_noted_first(build: Bench, llama: Model) -> None:
-    noted: list[Scenario] = []
-    with Sandbox(build.shim, [(Path(llama.path), 0)], in_flight=noted.append) as sandbox:
-        others = [program(feed(n)) for n in (1, 2)]
-        sandbox.run(others[0], Path(llama.path))
-        sandbox.run_many([others[1], THROW, GOOD], Path(llama.path))
-        # one note a round trip; what comes after a crash is another one
-        assert noted == [others[0], others[1], GOOD]
+def test_a_memory_limit_is_beside_what_the_models_take(build: Bench, llama: Model) -> None:
+    """The mapped file of a large model must not use it up: this limit is below what a worker begins with."""
+    with Sandbox(build.shim, [(Path(llama.path), 0)], limits=Limits(memory_mb=64)) as sandbox:
+        taken = psutil.Process(sandbox._worker).memory_info().vms
+        assert taken > 64 << 20
+        assert sandbox.run(GOOD, Path(llama.path)).end.how == "ok"
+        soft, _ = psutil.Process(sandbox._worker).rlimit(psutil.RLIMIT_AS)
+        assert 0 < soft < taken + (80 << 20)
+
+
+def test_with_a_gpu_each_worker_loads_for_itself_and_has_no_limit(build: Bench, llama: Model, tmp_path: Path) -> None:
+    """A GPU's driver does not survive a fork. (Here there is none, and the layers stay where they are.)"""
+    model = Path(llama.path)
+    on_gpu = msgspec.structs.replace(GOOD, model=msgspec.structs.replace(MODEL, n_gpu_layers=99))
+    crash = msgspec.structs.replace(THROW, model=on_gpu.model)
+    with Sandbox(build.shim, [(model, 99)]) as sandbox:
+        libraries = {Path(m.path).name for m in psutil.Process(sandbox._process.pid).memory_maps()}
+        assert not any(name.startswith("libllama") for name in libraries)
+        first = sandbox.run(on_gpu, model)
+        assert first.end.how == "ok"
+        soft, _ = psutil.Process(sandbox._worker).rlimit(psutil.RLIMIT_AS)
+        assert soft in (-1, 2**64 - 1)
+        assert sandbox.run(crash, model).end.how == "signal"
+        assert honest(sandbox.run(on_gpu, model), first)
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF that is none")
+    with pytest.raises(SandboxError, match=r"bad\.gguf"):
+        Sandbox(build.shim, [(bad, 1)])
+
+
+def test_ids_out_of_range_reach_the_library(sandbox: Sandbox, llama: Model) -> None:
+    """A misuse program ends as the library says, never by an exception of ours."""
+    for seq in (2, 3, 255, 300, 5000, -2):
+        for op in (
+            feed(1, seq),
+            Draft(seq=seq, n=2),
+            Save(seq=seq, slot=1),
+            Restore(seq=seq, slot=0),
+            SeqRm(seq=seq),
+            SeqRm(seq=seq, lo=Edge(at="end", d=-1)),
+            SeqCp(src=seq, dst=0),
+            SeqCp(src=0, dst=seq),
+            SeqKeep(seq=seq),
+            SeqAdd(seq=seq, delta=1),
+            SeqDiv(seq=seq, d=2),
+            Ask(what="positions", seq=seq),
+            Ask(what="size", seq=seq),
+        ):
+            misuse = program(feed(3), Save(seq=0, slot=0), op, feed(1, 1))
+            trace = sandbox.run(msgspec.structs.replace(misuse, misuse=True), Path(llama.path))
+            assert "Traceback" not in trace.stderr, (op, trace.stderr)
+            assert trace.end.how in ("ok", "signal"), op
+            assert trace.steps[2].args or trace.steps[2].batches or trace.steps[2].skipped or not trace.steps[2].done
 
 
 def test_pooled_contexts_are_used_again_and_soiled_ones_are_not(sandbox: Sandbox, llama: Model) -> None:

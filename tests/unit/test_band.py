@@ -13,7 +13,7 @@ from fakes import MODEL, N_EMBD, N_VOCAB, Ideal, facts_of, run
 from oracles.band import FAR, FLOOR_ULPS, PROMPTS, SAFETY, STEP, Bands, _honest, arithmetic
 from oracles.ledger import History, read
 from subjects.scenario import ContextParams, Scenario
-from subjects.trace import End, Trace
+from subjects.trace import Batch, End, Step, Trace
 
 P = ContextParams()
 EPS = float(np.finfo(np.float32).eps)
@@ -104,13 +104,41 @@ def test_hidden_numbers_that_are_none_do_not_widen_a_band() -> None:
     assert np.isfinite(b.band(params, {"split", "mixed", "cells"}, hidden=True))
 
 
-def test_programs_that_did_not_run_measure_nothing() -> None:
+def test_programs_that_did_not_run_measure_nothing(tmp_path: Path) -> None:
     def dead(programs: Sequence[Scenario]) -> list[Trace]:
         return [Trace([], [], End("error", 0, "no context")) for _ in programs]
 
-    m = Bands(dead, MODEL, "a build", None).measured(P)
-    assert m.runs == 0
-    assert Bands(dead, MODEL, "a build", None).band(P, {"cells", "edited"}) == pytest.approx(FLOOR_ULPS * EPS)
+    b = Bands(dead, MODEL, "a build", tmp_path)
+    assert b.measured(P).runs == 0
+    assert not b.known(P)
+    assert not (tmp_path / "bands").exists()
+    again = Subject({"split": 0.125})
+    later = Bands(again, MODEL, "a build", tmp_path)
+    assert later.known(P)
+    assert again.calls == 1
+
+
+def test_only_programs_whose_decodes_were_taken_are_honest() -> None:
+    def refusing(programs: Sequence[Scenario]) -> list[Trace]:
+        made = Subject({"split": 0.5})(programs)
+        for i, t in enumerate(made):
+            if KINDS[i % len(KINDS)] == "split":
+                t.steps = [Step(0, batches=[Batch([], 1)], done=True)]
+        return made
+
+    m = Bands(refusing, MODEL, "a build", None).measured(P)
+    assert "split" not in m.logits
+    assert m.runs == PROMPTS * sum(kind in ("mixed", "cells") for kind in KINDS)
+
+
+def test_small_rows_have_a_small_scale() -> None:
+    def small(programs: Sequence[Scenario]) -> list[Trace]:
+        made = Subject({})(programs)
+        for t in made:
+            t.logits = np.full((6, N_VOCAB), 0.125, np.float32).tobytes()
+        return made
+
+    assert Bands(small, MODEL, "a build", None).measured(P).scale == pytest.approx(0.125)
 
 
 def test_parameters_that_matter_are_measured_apart() -> None:

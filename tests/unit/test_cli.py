@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from fakes import MODEL, ideal_judge
 
-from fuzz import cli
-from fuzz.cli import VERBS, common, main
+from fuzz import campaign, cli, models
+from fuzz.cli import VERBS, common, main, replay
 from fuzz.cli.common import Usage, expand, read
 from fuzz.known import load_all
+from fuzz.triage import Symptom
 from oracles.registry import ORACLES
+from oracles.verdict import Check, Verdict, Violation
 from subjects.recipes import names
 from subjects.scenario import Decode, ModelRef, Part, Scenario, dumps
 
@@ -46,6 +49,7 @@ def test_one_module_a_verb() -> None:
         ["fuzz", "--fail-on", "old"],
         ["fuzz", "--reduce-seconds", "0"],
         ["fuzz", "stray"],
+        ["fuzz", "--gpu-layers", "-1"],
         ["replay"],
         ["reduce"],
         ["explain"],
@@ -156,3 +160,67 @@ def test_pipes_are_wide_enough_for_tables(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("COLUMNS", "40")
     assert common.console().width == 120
     assert common.console(stderr=True).width == 120
+
+
+def plan(**changed: object) -> campaign.Plan:
+    asked = {"models": [], "build": "b", "seed": 1, "jobs": 1, "avoid": "auto", "misuse": False, **changed}
+    return campaign.Plan(**asked)  # type: ignore[arg-type]
+
+
+def test_a_campaign_that_runs_is_not_resumed_beside_itself(tmp_path: Path) -> None:
+    half = tmp_path / "state" / ".new-x"
+    with campaign.prepare(tmp_path, plan(), resume=False):
+        half.parent.mkdir()
+        half.write_text("")  # what a job of it is writing
+        with pytest.raises(campaign.CampaignError, match="is running"), campaign.prepare(tmp_path, plan(), resume=True):
+            pass
+        assert half.exists()
+    with campaign.prepare(tmp_path, plan(), resume=True):
+        assert not half.exists(), "what a kill left half-written"
+    with (
+        pytest.raises(campaign.CampaignError, match="another seed"),
+        campaign.prepare(tmp_path, plan(seed=2), resume=True),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"3", b"\xff"])
+def test_a_damaged_campaign_is_a_usage_error(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "campaign.json").write_bytes(data)
+    with pytest.raises(campaign.CampaignError, match=r"damaged|no campaign"):
+        campaign.stored(tmp_path)
+    with (
+        pytest.raises(campaign.CampaignError, match=r"damaged|no campaign"),
+        campaign.prepare(tmp_path, plan(), resume=True),
+    ):
+        pass
+
+
+def test_layers_on_the_gpu_are_kept(tmp_path: Path) -> None:
+    (model,) = models.resolve(["llama"], tmp_path, tmp_path / "no-shim", 7)
+    assert model.ref.n_gpu_layers == 7
+    assert models.of_scenario(model.ref, tmp_path, tmp_path / "no-shim") == model
+    assert models.resolve(["llama"], tmp_path, tmp_path / "no-shim")[0].ref.n_gpu_layers == 0
+
+
+def test_verdicts_have_three_values_and_a_finding_is_looked_for_behind_others() -> None:
+    judge = ideal_judge("dense")
+    program = Scenario(model=MODEL, ops=(Decode(parts=(Part(seq=0, n=3, out="all"),)),))
+    judgement = judge.judge(program, fresh=True)
+    assert judgement.violations == []
+    lines = [replay._verdict(v) for v in replay._verdicts(judgement)]
+    assert any(line.startswith("logits: ok (") for line in lines)
+    assert any(": unknown (0 compared, " in line for line in lines)
+
+    def violation(oracle: str, step: int) -> Violation:
+        check = Check(kind="answer", step=step, expected=(0,))
+        return Violation(oracle=oracle, key="k", rule="r", because=oracle, check=check)
+
+    wanted, other = violation("removal", 3), violation("decode", 1)
+    judgement.verdicts = [Verdict(oracle=v.oracle, violations=(v,), compared=1) for v in (wanted, other)]
+    assert not replay._again(judgement, wanted), "the oracle does not see it in the run"
+    judgement.verdicts = judgement.verdicts[:1]
+    assert replay._again(judgement, wanted)
+    judgement.verdicts = [Verdict(oracle=v.oracle, violations=(v,), compared=1) for v in (wanted, other)]
+    assert replay._text(judgement, Symptom.of(wanted), True) == "removal"
+    assert replay._text(judgement, Symptom.of(violation("blob", 1)), False).startswith("but now decode")

@@ -8,9 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakes import MODEL
+from fakes import MODEL, IdealSandbox
 
-from fuzz.journal import Journal, Progress, read_json, write_atomically
+from fuzz import job as jobs
+from fuzz.journal import Journal, Progress, read_json, sweep, write_atomically
+from fuzz.models import Model
+from fuzz.state import traits_of
+from oracles.judge import Judge, Judgement
+from oracles.observe import observe
+from oracles.registry import OBSERVATIONS
+from subjects.recipes import get
+from subjects.sandbox import SandboxError
 from subjects.scenario import ENCODER, Decode, Part, Scenario, dumps, loads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,14 +92,14 @@ def test_progress_is_kept(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_program_too_large_for_the_file_leaves_the_last_one_or_none(tmp_path: Path) -> None:
+def test_a_program_too_large_for_the_file_leaves_no_note(tmp_path: Path) -> None:
     huge = Scenario(model=MODEL, ops=tuple(Decode(parts=(Part(seq=0, n=1),)) for _ in range(6000)))
     assert len(ENCODER.encode(huge)) > 1 << 18
     journal = Journal(tmp_path, 0)
     journal.in_flight(program(7))
     journal.in_flight(huge)
     again = Journal(tmp_path, 0)
-    assert [s.key() for s in again.left_over] in ([], [program(7).key()], [huge.key()])
+    assert again.left_over == [], "the program before it, which ended well"
     journal.in_flight(program(8))
     assert left(tmp_path) == [8]
     journal.close()
@@ -179,7 +187,11 @@ def test_a_kill_between_writing_and_renaming_leaves_the_old_file(tmp_path: Path)
     killed(tmp_path, "import pathlib; pathlib.Path.replace = lambda *_: os._exit(9); j.pending(program(5))")
     assert list((tmp_path / "state").glob(".new-*"))
     assert left(tmp_path) == [2]
-    assert not list((tmp_path / "state").glob(".new-*")), "what a kill left is swept"
+    assert list((tmp_path / "state").glob(".new-*")), "a job that starts must not take what another one is writing"
+    sweep(tmp_path / "state")
+    assert not list((tmp_path / "state").glob(".new-*"))
+    assert left(tmp_path) == [2]
+    sweep(tmp_path / "none")
 
 
 def test_small_files(tmp_path: Path) -> None:
@@ -187,3 +199,92 @@ def test_small_files(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"x": 1}')
     assert read_json(tmp_path / "a.json") == {"x": 1}
     assert loads(dumps(program(1))) == program(1)
+
+
+class Box(IdealSandbox):
+    """Runs a job's programs on the ideal library."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__("dense")
+
+    def peak_kb(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """What jobs in this process say; their signals are left alone."""
+    said: list[dict[str, object]] = []
+    monkeypatch.setattr(jobs, "Sandbox", Box)
+    monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(jobs, "emit", lambda event, **fields: said.append({"event": event, **fields}))
+    return said
+
+
+def job(out: Path) -> tuple[jobs.Job, Model]:
+    model = Model(MODEL, "none", traits_of(get("llama")))
+    config = jobs.JobConfig(
+        models=[model], shim="", build="b", cache=str(out / "cache"), out=str(out), seed=1, job=0, jobs=1, scenarios=1
+    )
+    return jobs.Job(config), model
+
+
+def test_a_fault_of_ours_in_judging_costs_one_program(
+    tmp_path: Path, told: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, model = job(tmp_path)
+    executed = observe(program(5), OBSERVATIONS, variety=int(program(5).key(), 16))
+
+    def breaks(*_: object, **__: object) -> Judgement:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(Judge, "judge", breaks)
+    made._examine(program(5), model)
+    assert (made.progress.scenarios, made.progress.unjudged) == (1, 1)
+    (text,) = [str(e["text"]) for e in told if e["event"] == "trouble"]
+    assert "could not be judged" in text
+    assert "KeyError: 'ours'" in text
+    (kept,) = (tmp_path / "state").glob("trouble-*.json")
+    assert loads(kept.read_bytes()) == executed
+
+    def gone(*_: object, **__: object) -> Judgement:
+        raise SandboxError("no sandbox any more")
+
+    monkeypatch.setattr(Judge, "judge", gone)
+    with pytest.raises(SandboxError):
+        made._examine(program(5), model)
+    made.journal.close()
+
+
+def test_what_is_noted_is_the_program_and_none_of_its_references(tmp_path: Path, told: list[dict[str, object]]) -> None:
+    made, model = job(tmp_path)
+    made._examine(program(5), model)
+    assert not [e for e in told if e["event"] == "trouble"]
+    box = made.sandbox
+    assert isinstance(box, Box)
+    assert len(box.programs) > 1, "bands are measured"
+    again = Journal(tmp_path, 0)
+    assert again.left_over == [observe(program(5), OBSERVATIONS, variety=int(program(5).key(), 16))]
+    again.close()
+    made.journal.close()
+
+
+def test_what_is_left_over_is_tried_as_it_was_and_with_its_variants(
+    tmp_path: Path, told: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(tmp_path, "j.pending(program(2)); j.in_flight(program(3))")
+    asked: list[tuple[str, object, object]] = []
+    real = Judge.judge
+
+    def judge(self: Judge, scenario: Scenario, **how: object) -> Judgement:
+        asked.append((scenario.note, how["observed"], how["variants"]))
+        return real(self, scenario, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Judge, "judge", judge)
+    made, _ = job(tmp_path)
+    made.run()
+    assert asked == [("2", False, True), ("3", False, True)]
+    assert told[-1]["event"] == "done"

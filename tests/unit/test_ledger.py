@@ -21,6 +21,7 @@ from oracles.ledger import (
     count_outputs,
     cut,
     read,
+    window_need,
 )
 from subjects.scenario import (
     ON_DEVICE,
@@ -141,7 +142,30 @@ def test_decode_at_another_position_is_undefined_and_its_rows_after_it_are_count
     assert "position" in reason(tape.after())
     tape.decode((0, (4,)))
     assert [step.step for step in claims(tape)] == [0]
-    assert len(tape.ledger().undefined_rows) == 1
+    assert len(tape.ledger().undefined_rows) == 2  # that row, and the one after it
+
+
+def test_a_split_cache_shares_nothing_and_nor_does_an_empty_copy() -> None:
+    split = Tape(params=ContextParams(n_seq_max=3)).decode((0, A)).step(SeqCp(src=0, dst=1), 0, 1, -1, -1)
+    assert split.step(SeqAdd(seq=0, delta=4), 0, -1, -1, 4).ledger().moments[-1].touched == {0}
+    empty = Tape(params=THREE).decode((0, A)).step(SeqCp(src=0, dst=1), 0, 1, 20, -1)
+    assert empty.step(SeqAdd(seq=0, delta=4), 0, -1, -1, 4).ledger().moments[-1].touched == {0}
+
+
+def test_a_window_of_one_token_needs_the_last_position() -> None:
+    assert window_need((0, 1, 2), 1) == 2
+    assert window_need((0, 1, 2), 2) == 2
+    assert window_need((0, 1, 2), 3) == 1
+    assert window_need((0, 5, 9), 4) == 9
+
+
+def test_beside_an_undefined_sequence_room_for_a_restore_is_unknown() -> None:
+    def restored(tape: Tape) -> bool:
+        tape.step(Save(seq=0, slot=0), 0, 0, 0, rc=9)
+        return tape.step(Restore(seq=0, slot=0), 0, 0, 0, rc=9, blobs=[(9, 9)]).ledger().moments[-1].must_accept
+
+    assert restored(Tape(params=UNIFIED).decode((0, A)).decode((1, B)))
+    assert not restored(Tape(params=UNIFIED).decode((0, A)).decode((1, B)).decode((1, (3,)), at=20))
 
 
 def test_room_is_known_only_where_cells_are_counted() -> None:
@@ -205,7 +229,10 @@ def test_removal_in_every_sequence() -> None:
 @pytest.mark.parametrize("memory", ["dense", "recurrent", "hybrid"])
 def test_refused_removal_changes_nothing_in_any_part(memory: str) -> None:
     m = fed(memory).step(SeqRm(seq=0), 0, 3, 5, rc=0).ledger().moments[-1]
-    assert m.after == m.before
+    before, after = history(m.before[0]), history(m.after[0])
+    assert after.shaped == (2,)  # the rows to come are the refused removal's to answer for
+    assert (after.items, after.length, after.kinds) == (before.items, before.length, before.kinds)
+    assert m.after[1] == m.before[1]
     assert m.touched == {0}
 
 

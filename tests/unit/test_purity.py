@@ -8,7 +8,7 @@ from oracles.account import Account
 from oracles.ledger import read
 from oracles.purity import Purity
 from subjects.scenario import Ask, ContextParams, Decode, Draft, Part, Reopen, Save, Scenario
-from subjects.trace import End, Trace
+from subjects.trace import End, Trace, from_bytes, to_bytes
 
 PROGRAM = Scenario(
     model=MODEL,
@@ -78,13 +78,26 @@ def test_one_bit_is_enough_and_the_sign_of_zero_counts() -> None:
     assert Purity().compare(run.account, run.account).value == "ok"
 
 
+def test_a_variant_that_dies_or_whose_decodes_answer_otherwise_is_a_violation() -> None:
+    run = ideal_judge().judge(PROGRAM, observed=False).account
+    t = run.ledger.trace
+    for end in (End("signal", 6), End("hang")):
+        dead = Account(read(PROGRAM, Trace(t.steps, t.facts, end, t.logits, t.hidden, "", t.params)))
+        (v,) = Purity().compare(run, dead).violations
+        assert (v.check.kind, v.check.step, v.check.reference) == ("alive", t.steps[-1].op, PROGRAM)
+    other = from_bytes(to_bytes(t))
+    other.steps[3].batches[1].rc = 1
+    (v,) = Purity().compare(run, Account(read(PROGRAM, other))).violations
+    assert (v.check.kind, v.check.step, v.check.expected, v.check.reference) == ("answer", 3, (1,), PROGRAM)
+
+
 def test_runs_that_cannot_be_compared_are_unknown() -> None:
     judge = ideal_judge()
     run = judge.judge(PROGRAM, observed=False).account
     t = run.ledger.trace
     dead = Account(read(PROGRAM, Trace(t.steps, t.facts, End("signal", 6), t.logits, t.hidden, "", t.params)))
     shorter = Account(read(PROGRAM, Trace(t.steps, t.facts, t.end, t.logits[:-256], t.hidden, "", t.params)))
-    for a, b in ((run, dead), (dead, run), (run, shorter)):
+    for a, b in ((dead, run), (run, shorter)):
         verdict = Purity().compare(a, b)
         assert verdict.value == "unknown"
         assert verdict.unknown

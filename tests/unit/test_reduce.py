@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from fakes import MODEL
 
 from fuzz import reduce as reducer
-from fuzz.reduce import Reduction, reduce
+from fuzz.reduce import Reduction, _sequences, reduce
 from fuzz.state import traits_of
 from fuzz.strategies import generate, scenarios
 from subjects import recipes
@@ -31,6 +32,7 @@ from subjects.scenario import (
     Scenario,
     SeqAdd,
     SeqCp,
+    SeqDiv,
     SeqKeep,
     SeqRm,
 )
@@ -286,3 +288,13 @@ def test_sequences_and_slots_get_low_numbers_all_at_once() -> None:
     assert len(result.ops) == 4
     assert sorted(op.slot for op in result.ops if isinstance(op, Save | SaveAll)) == [0, 1]
     assert {x for op in result.ops for x in reducer._ids(op)} <= {0, 1}
+
+
+def test_every_operation_of_a_sequence_is_renamed_with_it() -> None:
+    for op in (SeqDiv(seq=1, d=2), Ask(what="size", seq=1), Ask(what="positions", seq=1)):
+        program = Scenario(model=MODEL, ops=(Decode(parts=(Part(seq=1, n=1),)), op))
+        renamed = [s for s in _sequences(program) if s.ops[0] == Decode(parts=(Part(seq=0, n=1),))]
+        assert [s.ops[1] for s in renamed] == [msgspec.structs.replace(op, seq=0)], op
+    # a query that asks for no sequence is none that is in use
+    program = Scenario(model=MODEL, ops=(Decode(parts=(Part(seq=1, n=1),)), Ask(what="can_shift")))
+    assert any(s.ops[0] == Decode(parts=(Part(seq=0, n=1),)) for s in _sequences(program))

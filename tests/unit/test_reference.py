@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,10 @@ def test_the_oldest_go_first_when_bytes_run_out() -> None:
     keys = [key(Seg(0, (t,), "all")) for t in range(5)]
     for k in keys:
         refs.put(*answered(k))
-    assert [refs.get(k) is not None for k in keys] == [False, False, True, True, True]
+    assert refs.missing(keys) == []  # nothing goes before it was compared
+    assert refs.get(keys[0]) is not None
+    refs.evict()
+    assert [refs.get(k) is not None for k in keys] == [True, False, False, True, True]
 
 
 def test_bytes_are_counted_of_what_is_kept_only() -> None:
@@ -111,6 +115,7 @@ def test_bytes_are_counted_of_what_is_kept_only() -> None:
         first, second = Seg(0, (t,), "all"), Seg(1, (t,), "all")
         for k in (key(first), key(first, second)):
             refs.put(*answered(k))
+        refs.evict()
     latest = [key(Seg(0, (t,), "all"), Seg(1, (t,), "all")) for t in range(15, 30)]
     assert all(refs.get(k) is not None for k in latest), "15 chains of two rows fit into 40 rows"
 
@@ -188,6 +193,16 @@ def test_twin_keeps_the_batches_and_leaves_out_what_did_not_survive() -> None:
     # on a library without faults its last row of the sequence is the claimed one
     rows = [r for step in run(s, Ideal()).steps for b in step.batches for r in b.rows]
     assert [r.pos for r in rows if r.seq == 0] == [0, 1, 2, 3, 4]
+
+
+def test_twin_keeps_the_choice_of_outputs_and_reads_no_further_than_its_row() -> None:
+    tape = Tape().decode((0, (1, 2, 3)), (1, (7, 8)), out="none").decode((0, (4,)), (1, (9, 9)))
+    ledger = tape.decode((0, (5,))).ledger()
+    s = twin(ledger, ledger.rows[0])
+    assert s is not None
+    assert [[p.out for p in op.parts] for op in s.ops if isinstance(op, Decode)] == [["none", "none"], ["all", "last"]]
+    late = replace(ledger.rows[0], step=0)
+    assert twin(ledger, late) is None
 
 
 def test_twin_takes_the_pass_that_survived() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import MODEL, Ideal, Tape, ideal_judge
+from fakes import MODEL, Ideal, Tape, ideal_judge, run
 
 from oracles.account import Account, Compared, compare_rows
 from oracles.band import FAR, Bands
@@ -13,6 +13,7 @@ from oracles.judge import Judgement
 from oracles.ledger import Ledger, RowClaim, Seg
 from oracles.reference import References, Rows, key_of
 from oracles.registry import OBSERVATIONS, ORACLES, by_name
+from oracles.rows import twin_rung
 from oracles.verdict import Check, Verdict, Violation
 from subjects.scenario import ContextParams, Decode, Draft, Part, Restore, Save, Scenario
 from subjects.trace import End, Floats, Trace
@@ -72,9 +73,19 @@ def test_hidden_rows_are_judged_by_their_own_band() -> None:
     assert not compared(hidden_error=1.0, hidden_band=0.1).hidden_wrong
     assert compared(hidden_error=3.1, hidden_band=0.1).hidden_wrong
     assert compared(hidden_error=float("nan"), hidden_band=0.1).hidden_wrong
+    assert compared(hidden_error=1.0, hidden_band=0.1).hidden_ambiguous
+    assert not compared(hidden_error=0.05, hidden_band=0.1).hidden_ambiguous
 
 
-def account(rows: Floats, reference: Floats | None) -> Account:
+def test_only_a_twin_within_the_band_settles() -> None:
+    assert not compared(2.0, twin=0.5).ambiguous
+    assert compared(2.0, twin=1.5).ambiguous
+    assert compared(2.0, twin=float("nan")).ambiguous
+    assert "a state error" in twin_rung(float("nan"), 1.0)
+    assert "the decodes are at fault" in twin_rung(0.5, 1.0)
+
+
+def account(rows: Floats, reference: Floats | None, bands: Bands | None = None) -> Account:
     """Row 0 of a one-token history against a reference."""
     tape = Tape().decode((0, (1,)))
     ledger = tape.ledger()
@@ -83,8 +94,9 @@ def account(rows: Floats, reference: Floats | None) -> Account:
     if reference is not None:
         t = Trace([], [], End("ok"), logits=reference.astype(np.float32).tobytes())
         refs.put(key_of(ledger.rows[0]), t, 64, 8)
-    no_programs = Bands(lambda programs: [Trace([], [], End("error")) for _ in programs], MODEL, "b", None)
-    return compare_rows(ledger, refs, no_programs)
+    return compare_rows(
+        ledger, refs, bands or Bands(lambda programs: [run(s, Ideal()) for s in programs], MODEL, "b", None)
+    )
 
 
 def ramp(**at: float) -> Floats:
@@ -122,6 +134,10 @@ def test_what_cannot_be_compared_says_why() -> None:
     assert account(ramp(), None).unjudged == ["the reference program did not run"]
     assert account(np.zeros((0, 64), np.float32), ramp()).unjudged == ["the output row is missing"]
     assert account(ramp(), np.zeros((0, 64), np.float32)).unjudged == ["the reference program did not run"]
+    dead = Bands(lambda programs: [Trace([], [], End("error")) for _ in programs], MODEL, "b", None)
+    no_band = account(ramp(), ramp(), dead)
+    assert no_band.compared == []
+    assert no_band.unjudged == ["no band could be measured"]
     assert Rows(ramp(), ramp()).logits.shape == (1, 64)
 
 
