@@ -30,6 +30,7 @@ from subjects.scenario import (
 MAX_LEN = 110  # of one sequence; n_ctx_seq is 256
 MAX_TOTAL = 230  # of all sequences of a unified cache, which share 256 cells
 N_SLOTS = 4
+WIDE = 16384  # tokens of vocabulary
 OUT: tuple[Outputs, ...] = ("last", "last", "all", "last", "none", "all")
 FLAGS = (0, 0, 2, 1, 0, 3, 2, 1)
 END = Edge(at="end")
@@ -64,6 +65,11 @@ class Gen:
     def live(self) -> int:
         """A sequence that holds something (0 when there is none)."""
         return self.one_of(self.state.live() or [0])
+
+    def out(self) -> Outputs:
+        """Which rows of a part are output. Of a large vocabulary only the last: a row of it takes a megabyte."""
+        choice = OUT[self.below(len(OUT))]
+        return choice if self.state.traits.n_vocab <= WIDE or choice == "none" else "last"
 
     def any_seq(self) -> int:
         """Any sequence."""
@@ -117,7 +123,7 @@ class Gen:
     def feed_any(self, seq: int) -> bool:
         """Decode some rows of one sequence."""
         sizes = self.sizes()
-        return self.feed(seq, sizes[self.below(len(sizes))], self.below(3), OUT[self.below(len(OUT))])
+        return self.feed(seq, sizes[self.below(len(sizes))], self.below(3), self.out())
 
     def draft(self, seq: int) -> bool:
         """Greedy redraft of a few tokens."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fuzz.gen import FLAGS, OUT, ZERO, Gen
+from fuzz.gen import FLAGS, ZERO, Gen
 from fuzz.params import draw_other
 from fuzz.state import Slot
 from subjects.scenario import (
@@ -81,7 +81,7 @@ def m_batch(g: Gen) -> None:
             size = sizes[g.below(len(sizes))]
         k = g.room(seq, min(size, left - (count - 1 - i)))
         if k > 0:
-            parts.append(Part(seq=seq, n=k, stream=g.below(3), out=OUT[g.below(len(OUT))]))
+            parts.append(Part(seq=seq, n=k, stream=g.below(3), out=g.out()))
             left -= k
     if parts:
         g.push(Decode(parts=tuple(parts), interleave=g.below(2) == 1))

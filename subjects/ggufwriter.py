@@ -175,6 +175,7 @@ def write_model(
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+        os.chmod(temporary, 0o644)  # mkstemp makes it for its owner alone
         os.replace(temporary, target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
