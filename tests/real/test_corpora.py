@@ -54,8 +54,8 @@ def test_a_known_fault_shows_as_its_entry_says(path: Path, judge_of: JudgeOf) ->
     culprit, _ = blame(judge, judgement.executed, first)
     route = route_of(judgement.executed, culprit)
     signature = sign(first, judgement.executed, culprit, judgement.account.memory, route)
-    assert match(signature, judgement.executed, model.traits, [fault]) == fault, signature
-    assert match(signature, judgement.executed, model.traits, list(KNOWN.values())) is not None
+    assert match(signature, judgement.executed, model.traits, [fault], culprit) == fault, signature
+    assert match(signature, judgement.executed, model.traits, list(KNOWN.values()), culprit) is not None
 
 
 @pytest.mark.parametrize("path", ALARMS, ids=lambda p: p.stem)

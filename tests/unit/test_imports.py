@@ -16,7 +16,7 @@ MAY = {
     "fuzz": {"fuzz", "oracles", "subjects"},
 }
 OURS = {"subjects", "oracles", "fuzz", "tests", "ci", "corpora"}
-CHILDREN = {"subjects.child", "fuzz.doctor"}
+CHILDREN = {"subjects.child", "fuzz.doctor", "fuzz.measure.bench_child"}
 """Modules with the body of a child process, the only ones that may load a library through the shim."""
 LOADERS = {"CDLL", "PyDLL", "WinDLL", "OleDLL", "LoadLibrary", "dlopen"}
 
