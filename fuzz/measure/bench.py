@@ -7,6 +7,8 @@ What is compared, on one core:
   native   a C++ program over llama.h (bench_native.cpp, compiled now, -O2 like the shim) makes the calls of the
            same list with nothing around them: every subject and every reference that its judgement needs, each in a
            fresh context, nothing shared between programs, nothing hashed, compared or judged
+  apart    the same, but with a reference for each comparison: `native` already lets a longer history answer for the
+           shorter ones that it begins with, which is one of the two things that redraft is to be faster by
 
 The figure to reach is redraft / native <= 1.0. Beside it stands `shared`, the same C++ program making just the calls
 that redraft makes (pooled contexts, shared references): what is left to gain from faster Python.
@@ -45,7 +47,7 @@ from fuzz.measure.bench_child import profile_text
 from fuzz.models import BadModel, Model, resolve
 from fuzz.strategies import generate, palette, scenarios
 from oracles.judge import Judge
-from oracles.reference import References
+from oracles.reference import References, key_of, replay
 from subjects.builds import BadBuild, Build, cache_dir, compile_shim, cpu_model, find_build
 from subjects.child import Job, Replay
 from subjects.sandbox import Sandbox, SandboxError
@@ -262,6 +264,8 @@ class Recorded:
     left_out: int
     fresh: CallList
     """all calls, every run in a fresh context, references of each program apart"""
+    apart: CallList
+    """as `fresh`, with a reference for every comparison instead of one for the longest history"""
     shared: CallList
     """only the calls that redraft makes, contexts pooled as it does"""
     references: int
@@ -285,16 +289,20 @@ def record(judge: Judge, sandbox: Subject, programs: Sequence[Scenario]) -> Reco
     for program in programs:
         judge.judge(program)  # first, so that no measuring of a band is taken for a part of a program
     kept: list[Scenario] = []
-    fresh = CallList()
+    fresh, apart = CallList(), CallList()
     sandbox.zero()
     for program in programs:
         sandbox.recorder = Recorder()
         judge.references = References()
-        judge.judge(program)
+        result = judge.judge(program)
         if all(trace.end.how == "ok" for _, trace, _ in sandbox.recorder.runs):
             kept.append(program)
             for run, trace, _ in sandbox.recorder.runs:
                 add(fresh, run, trace, pooled=False)
+                if isinstance(run, Scenario):
+                    apart.add(run, trace, pooled=False)
+            for key in dict.fromkeys(key_of(claim) for claim in result.account.ledger.rows):
+                apart.add_replay(replay(judge.model, judge.path, key))
     references = sandbox.references
     shared = CallList()
     requests: list[bytes] = []
@@ -306,7 +314,7 @@ def record(judge: Judge, sandbox: Subject, programs: Sequence[Scenario]) -> Reco
         for run, trace, clean in sandbox.recorder.runs:
             add(shared, run, trace, pooled=not clean)
     sandbox.recorder = None
-    return Recorded(kept, len(programs) - len(kept), fresh, shared, references, requests)
+    return Recorded(kept, len(programs) - len(kept), fresh, apart, shared, references, requests)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -327,6 +335,7 @@ def report(
     recorded: Recorded,
     passes: Sequence[Redraft],
     fresh: Sequence[Native],
+    apart: Sequence[Native],
     shared: Sequence[Native],
     rss: tuple[int, int],
 ) -> dict[str, Any]:
@@ -351,6 +360,9 @@ def report(
         "violating": last.violating,
         "ratio_wall": spread([p.wall / f.wall for p, f in zip(passes, fresh, strict=True)]),
         "ratio_cpu": spread([p.cpu / f.cpu for p, f in zip(passes, fresh, strict=True)]),
+        "ratio_apart_wall": spread([p.wall / a.wall for p, a in zip(passes, apart, strict=True)]),
+        "ratio_apart_cpu": spread([p.cpu / a.cpu for p, a in zip(passes, apart, strict=True)]),
+        "apart_contexts": apart[-1].contexts,
         "ratio_shared_wall": spread([s.wall / f.wall for s, f in zip(shared, fresh, strict=True)]),
         "ratio_shared_cpu": spread([s.cpu / f.cpu for s, f in zip(shared, fresh, strict=True)]),
         # native waits for nothing, so where its clock runs ahead of its processor time, others had the core
@@ -408,6 +420,11 @@ def show(r: dict[str, Any]) -> str:
     lines.append(
         f"redraft / native = {w['median']:.2f} x (wall, one core; {w['min']:.2f} to {w['max']:.2f}), "
         f"{c['median']:.2f} x (processor time)"
+    )
+    a = r["ratio_apart_wall"], r["ratio_apart_cpu"]
+    lines.append(
+        f"redraft / apart  = {a[0]['median']:.2f} x (wall, one core), {a[1]['median']:.2f} x (processor time): "
+        f"native with a reference for each comparison ({r['apart_contexts']} contexts)"
     )
     if r["shared_core"]:
         lines.append("  others had the core in between: the ratio of the processor times is the one to believe")
@@ -529,21 +546,24 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
             if not recorded.programs:
                 raise Usage("no program of the list ends well: nothing to measure; try another --seed or --model")
             fresh_list = recorded.fresh.write(folder / "fresh")
+            apart_list = recorded.apart.write(folder / "apart")
             shared_list = recorded.shared.write(folder / "shared")
             passes: list[Redraft] = []
             fresh: list[Native] = []
+            apart: list[Native] = []
             shared: list[Native] = []
             for i in range(args.repeat):
                 passes.append(timed(judge, sandbox, recorded.programs))
                 fresh.append(native(program, model, fresh_list, WARM_BLOCKS))
+                apart.append(native(program, model, apart_list, WARM_BLOCKS))
                 shared.append(native(program, model, shared_list, WARM_BLOCKS))
                 say(
                     f"pair {i + 1} of {args.repeat}: redraft {passes[-1].wall:.2f} s, native {fresh[-1].wall:.2f} s, "
-                    f"shared {shared[-1].wall:.2f} s"
+                    f"apart {apart[-1].wall:.2f} s, shared {shared[-1].wall:.2f} s"
                 )
             child = max((peak_kb(pid) for pid in descendants()), default=0)
             rss = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, child)
-            result = report(build, model, core, args.seed, generation, recorded, passes, fresh, shared, rss)
+            result = report(build, model, core, args.seed, generation, recorded, passes, fresh, apart, shared, rss)
             if args.profile:
                 say(show_profile(judge, sandbox, recorded, model, shim, folder))
     return result
