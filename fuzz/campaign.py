@@ -232,6 +232,8 @@ def run(
     selector = selectors.DefaultSelector()
     try:
         for j in range(plan.jobs):
+            if stop:
+                break
             share = None if scenarios is None else scenarios // plan.jobs + (j < scenarios % plan.jobs)
             config = JobConfig(
                 models=plan.models,

@@ -53,6 +53,13 @@ def _layers(text: str) -> int:
     return n
 
 
+def _jobs(text: str) -> int:
+    n, most = _count(text), 8 * (os.cpu_count() or 1)
+    if n > most:
+        raise argparse.ArgumentTypeError(f"at most {most} here, eight for each core")
+    return n
+
+
 def add(p: argparse.ArgumentParser) -> None:
     """Options."""
     p.add_argument(
@@ -65,7 +72,7 @@ def add(p: argparse.ArgumentParser) -> None:
         "--scenarios", metavar="N", type=_count, help="stop after so many programs; whichever comes first ends it"
     )
     p.add_argument(
-        "--jobs", metavar="J", type=_count, default=None, help="processes side by side (default: one for each core)"
+        "--jobs", metavar="J", type=_jobs, default=None, help="processes side by side (default: one for each core)"
     )
     p.add_argument(
         "--model",
