@@ -78,7 +78,7 @@ def _ubatch_fix(params: ContextParams, _: Traits) -> ContextParams:
 
 
 def _stale_rollback(state: State, op: Op) -> bool:
-    """Exact only if d <= min(n_rs_seq, k - 1); llama.cpp accepts every d <= n_rs_seq (shared/llama-facts.md)."""
+    """Exact only if d <= min(n_rs_seq, k - 1); llama.cpp accepts every d <= n_rs_seq."""
     if not isinstance(op, SeqRm) or not state.n_rs:
         return False
     d = state.tail_cut(op)
@@ -137,7 +137,12 @@ def _recurrent_edit(state: State, op: Op) -> bool:
 
 def _shared_rollback(state: State, op: Op) -> bool:
     """llama_memory_recurrent::seq_cp() shares the cell: a rollback of one sequence moves the position of the other."""
-    if not isinstance(op, SeqRm) or not state.n_rs or state.tail_cut(op) == 0 or not state.accepts(op):
+    if not isinstance(op, SeqRm) or not state.n_rs or not 0 <= op.seq < len(state.seqs):
+        return False
+    cell = state.seqs[op.seq].cell
+    if state.shared(op.seq) and not state.traits.any_rollback and any(s.edited for s in state.seqs if s.cell == cell):
+        return True  # one of them was shifted, and the cell with it: the other's length says nothing any more
+    if state.tail_cut(op) == 0 or not state.accepts(op):
         return False
     if state.traits.any_rollback:  # deepseek4: the copy's own snapshots are not there
         return state.seqs[op.seq].copied
@@ -350,8 +355,9 @@ AVOIDANCES: dict[str, Avoidance] = {
 
 
 def triggered(name: str, scenario: Scenario, traits: Traits) -> int | None:
-    """The first operation that sets off the fault called `name`, None when none does. Raises KeyError for an "
-    "unknown name."""
+    """The first operation that sets off the fault called `name`, None when none does. Raises KeyError for an
+    unknown name.
+    """
     hit = AVOIDANCES[name].hit
     state = State(traits, scenario.params)
     for i, op in enumerate(scenario.ops):

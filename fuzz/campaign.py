@@ -171,7 +171,8 @@ def prepare(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
         changed = [k for k in asked if before.get(k) != asked[k]]
         if changed:
             raise CampaignError(
-                f"the campaign in {out} was started with another {', '.join(changed)}; give the same, or another --out"
+                f"the campaign in {out} was started with other values of {', '.join(changed)}; leave these out to go on "
+                "with it, or give another --out"
             )
     elif file.exists():
         raise CampaignError(f"{out} holds a campaign; add --resume to go on with it, or give another --out")

@@ -304,6 +304,10 @@ class State:
 
     def _decode(self, op: Decode) -> None:
         self._pass({part.seq for part in op.parts})
+        if len({part.n for part in op.parts}) > 1:  # several micro-batches: the later ones pass by the others' cells
+            for part in op.parts:
+                if 0 <= part.seq < len(self.seqs):
+                    self.seqs[part.seq].passed = True
         if op.abort_after is not None:
             for part in op.parts:
                 if 0 <= part.seq < len(self.seqs):
@@ -401,7 +405,7 @@ class State:
             new.edited = new.edited or p0 > 0
         new.pending, new.copied, new.haunted = False, True, self.seqs[op.dst].haunted
         src.cell = new.cell = src.cell or -self._fresh()
-        if not self.params.kv_unified and self.traits.memory != "recurrent" and new.spans:
+        if not self.params.kv_unified and self.traits.memory != "recurrent":
             self.queued |= {op.src, op.dst}
         if op.src in self.shifted:
             self.shifted.add(op.dst)

@@ -19,8 +19,9 @@ DEFAULT = ("llama", "gemma3", "mamba2", "qwen35", "lfm2")
 
 
 class BadModel(ValueError):
-    """A model that is no recipe and no file, or that the library does not load; the message says which and what "
-    "there is."""
+    """A model that is no recipe and no file, or that the library does not load; the message says which and what
+    there is.
+    """
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -59,7 +60,8 @@ def from_recipe(recipe: Recipe, folder: Path, seed: int = 0, n_gpu_layers: int =
 
 def from_file(path: Path, shim: Path, n_gpu_layers: int = 0) -> Model:
     """Describe any GGUF: opened once in a child, the library itself says what it is. Raises BadModel."""
-    ref = ModelRef(path=str(path.resolve()), sha256=sha256(path), n_gpu_layers=n_gpu_layers)
+    path = path.resolve()  # children have a working directory of their own
+    ref = ModelRef(path=str(path), sha256=sha256(path), n_gpu_layers=n_gpu_layers)
     # n_rs_seq is clamped to 0 by architectures without rollback, so the answer tells
     probe = Scenario(model=ref, params=ContextParams(n_rs_seq=4), ops=(Decode(parts=(Part(seq=0, n=2),)),))
     with Sandbox(shim, [(path, n_gpu_layers)]) as sandbox:

@@ -46,9 +46,7 @@ class Traits:
 
 @cache
 def _q8(recipe: Recipe) -> bool:
-    """Head size a multiple of 64: ggml's q8_0 blocks are 32 wide, and llama.cpp rotates K in 64s (shared/llama-
-    facts.md).
-    """
+    """Head size a multiple of 64: ggml's q8_0 blocks are 32 wide, and llama.cpp rotates K in 64s."""
     if recipe.memory not in ("dense", "window"):
         return False
     values = {str(key): value for key, _, value in recipe.build()[0]}

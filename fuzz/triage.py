@@ -71,8 +71,9 @@ class Triaged:
 
 
 def find(judgement: Judgement, symptom: Symptom) -> Violation | None:
-    """The violation with this symptom, provided that it is the first that the run shows (a later one may follow "
-    "from the first)."""
+    """The violation with this symptom, provided that it is the first that the run shows (a later one may follow
+    from the first).
+    """
     violations = judgement.violations
     if not violations:
         return None
@@ -89,8 +90,9 @@ def triage(
     seconds: float = 30.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Triaged | tuple[int, int]:
-    """Confirm, reduce and blame the first violation of a run; (n, m) alone when it does not reproduce in fresh "
-    "contexts."""
+    """Confirm, reduce and blame the first violation of a run; (n, m) alone when it does not reproduce in fresh
+    contexts.
+    """
     first = judgement.violations[0]
     symptom = Symptom.of(first)
     variants = symptom.oracle == "purity"
@@ -170,8 +172,9 @@ def standard(
 
 
 def _owed_cut(scenario: Scenario, i: int) -> tuple[AnyOp, ...]:
-    """The removal that a partial restore at `i` owes, as the program has it right behind; nothing for other "
-    "operations."""
+    """The removal that a partial restore at `i` owes, as the program has it right behind; nothing for other
+    operations.
+    """
     op = scenario.ops[i]
     after = scenario.ops[i + 1 : i + 2]
     if isinstance(op, Restore) and after and isinstance(after[0], SeqRm) and after[0].seq == op.seq:
@@ -256,8 +259,9 @@ def _saved(op: Save | SaveAll) -> str:
 
 
 def sign(v: Violation, scenario: Scenario, culprit: int, memory: str, route: str) -> str:
-    """Identity of a finding: oracle, operation, memory kind and route; for crashes what the process said when it "
-    "ended."""
+    """Identity of a finding: oracle, operation, memory kind and route; for crashes what the process said when it
+    ended.
+    """
     if v.oracle == "liveness":
         return v.key
     return "/".join(x for x in (v.oracle, NAME_OF[type(scenario.ops[culprit])], memory, route) if x)

@@ -129,8 +129,9 @@ class Account:
 
 
 def compare_rows(ledger: Ledger, references: References, bands: Bands) -> Account:
-    """Hold every row claim of a ledger against its reference; references must have been computed "
-    "(References.missing)."""
+    """Hold every row claim of a ledger against its reference; references must have been computed
+    (References.missing).
+    """
     account = Account(ledger)
     account.unjudged.extend(reason for _, reason in ledger.undefined_rows)
     if not ledger.rows:

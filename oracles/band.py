@@ -42,8 +42,9 @@ Run = Callable[[Sequence[Scenario]], list[Trace]]
 
 
 class Measured(msgspec.Struct):
-    """Largest honest absolute difference by kind, for logits and for hidden rows, and the size of the rows "
-    "themselves."""
+    """Largest honest absolute difference by kind, for logits and for hidden rows, and the size of the rows
+    themselves.
+    """
 
     logits: dict[str, float] = {}
     hidden: dict[str, float] = {}

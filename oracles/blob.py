@@ -32,8 +32,9 @@ class BlobFailure(OracleFailure):
 
 
 class BlobContract(Oracle):
-    """Sizes and bytes. Cells may move when they are restored, so bytes are compared in any order of cells where "
-    "they differ."""
+    """Sizes and bytes. Cells may move when they are restored, so bytes are compared in any order of cells where
+    they differ.
+    """
 
     name = "blob"
     title = "blob contract"

@@ -35,8 +35,9 @@ class IsolationFailure(OracleFailure):
 
 
 class Isolation(Oracle):
-    """Neighbours of every operation. Their saved bytes are compared by the saves that `oracles.observe` puts around "
-    "operations."""
+    """Neighbours of every operation. Their saved bytes are compared by the saves that `oracles.observe` puts around
+    operations.
+    """
 
     name = "isolation"
     title = "isolation of sequences"
@@ -45,8 +46,9 @@ class Isolation(Oracle):
     observations = frozenset({"continue", "neighbour-blobs"})
 
     def judge(self, account: Account) -> Verdict:
-        """Judge positions after each operation, paired blobs, and continuations of sequences that only ever were "
-        "decoded."""
+        """Judge positions after each operation, paired blobs, and continuations of sequences that only ever were
+        decoded.
+        """
         bad: list[Violation] = []
         compared = 0
         for m in account.ledger.moments:

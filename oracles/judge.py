@@ -26,8 +26,9 @@ TWINS = 4
 
 @dataclass(slots=True)
 class Judgement:
-    """All verdicts on one scenario. `executed` is the program with its observations, which the traces and "
-    "violations speak of."""
+    """All verdicts on one scenario. `executed` is the program with its observations, which the traces and
+    violations speak of.
+    """
 
     executed: Scenario
     account: Account
@@ -73,8 +74,9 @@ class Judge:
         variants: bool | None = None,
         observed: bool = True,
     ) -> Judgement:
-        """Run and judge one scenario. `variants` None runs them for one scenario in VARIANT_EVERY, chosen by its "
-        "key."""
+        """Run and judge one scenario. `variants` None runs them for one scenario in VARIANT_EVERY, chosen by its
+        key.
+        """
         number = int(scenario.key(), 16)
         # what comes after a broken duty says nothing, so nothing is added behind it
         observed = observed and not scenario.misuse

@@ -48,8 +48,9 @@ class Seg(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """An edit that changed positions or removed a head or middle: the call's name and resolved arguments after the "
-    "sequence id."""
+    """An edit that changed positions or removed a head or middle: the call's name and resolved arguments after the
+    sequence id.
+    """
 
     call: str
     args: tuple[int, ...]
@@ -109,8 +110,9 @@ class Undefined:
 
 @dataclass(frozen=True, slots=True)
 class HalfRestored:
-    """After a partial restore: the partial parts are `saved`'s, the rest is longer and waits for the caller to cut "
-    "its tail."""
+    """After a partial restore: the partial parts are `saved`'s, the rest is longer and waits for the caller to cut
+    its tail.
+    """
 
     saved: History
     full: int
@@ -378,8 +380,9 @@ class _Fold:
         return replace(new, gone=self._may_be_gone(new)) if positions is not None and self.facts.n_swa else new
 
     def _has_room(self, rows: dict[int, list[tuple[int, int, int]]]) -> bool:
-        """Whether the attention cache has a free cell for every row, counting no sharing (recurrent memory never "
-        "fills)."""
+        """Whether the attention cache has a free cell for every row, counting no sharing (recurrent memory never
+        fills).
+        """
         if self.facts.recurrent:
             return True
         used = {s: self._cells(s) for s in range(self.n_seq)}
@@ -622,8 +625,9 @@ class _Fold:
             self.shared = {frozenset({a, b}) for a in live for b in live if a < b}
 
     def _refused(self, seqs: range | list[int], m: Moment) -> None:
-        """A refused restore leaves its target as it was or empty; positions say which, and the refusal oracle "
-        "checks the rest."""
+        """A refused restore leaves its target as it was or empty; positions say which, and the refusal oracle
+        checks the rest.
+        """
         for s in seqs:
             now = m.step.pos[s]
             if now == (-1, -1):

@@ -19,8 +19,9 @@ class PurityFailure(OracleFailure):
 
 
 class Purity(Oracle):
-    """Runs the program a second time with queries sprinkled in; both runs make the same decodes, so all rows must "
-    "be equal bit for bit."""
+    """Runs the program a second time with queries sprinkled in; both runs make the same decodes, so all rows must
+    be equal bit for bit.
+    """
 
     name = "purity"
     title = "query purity"

@@ -166,8 +166,9 @@ class References:
         self._limit = limit_bytes
 
     def get(self, key: Key) -> Rows | None:
-        """Rows of a chain (perhaps more than it has, when it is the beginning of a longer one), None when not "
-        "computed."""
+        """Rows of a chain (perhaps more than it has, when it is the beginning of a longer one), None when not
+        computed.
+        """
         run = self._of.get(key)
         if run is None:
             return None

@@ -67,8 +67,9 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What one oracle says about one run. `compared` counts judged comparisons; `unknown` counts those that could "
-    "not be judged."""
+    """What one oracle says about one run. `compared` counts judged comparisons; `unknown` counts those that could
+    not be judged.
+    """
 
     oracle: str
     violations: tuple[Violation, ...] = ()

@@ -104,8 +104,9 @@ class Outcome:
 
 @dataclass
 class Runner:
-    """One scenario on one context. `take` hands out a context for parameters (fresh or pooled), `give` takes one "
-    "back."""
+    """One scenario on one context. `take` hands out a context for parameters (fresh or pooled), `give` takes one
+    back.
+    """
 
     shim: Shim
     model: int
@@ -234,8 +235,9 @@ class Runner:
         return batch
 
     def _read_rows(self, rows: list[Row]) -> int:
-        """Read the output rows back and return the number of the first, -1 where there are none or the library "
-        "gives none."""
+        """Read the output rows back and return the number of the first, -1 where there are none or the library
+        gives none.
+        """
         first = -1
         for i, r in enumerate(rows):
             if not r.out:
@@ -447,8 +449,9 @@ class Runner:
     # --- the cursor ---------------------------------------------------------------------------------------------------
 
     def _follow(self, op: Op, step: Step) -> None:
-        """Move the cursor as the operation says it did; where only the library knows (edits, refusals), ask its "
-        "positions."""
+        """Move the cursor as the operation says it did; where only the library knows (edits, refusals), ask its
+        positions.
+        """
         told = [hi + 1 for _, hi in step.pos]
         match op:
             case Decode() if step.rc == 2 or (step.rc or 0) < -1:

@@ -63,8 +63,9 @@ class SandboxError(RuntimeError):
 
 @dataclass
 class Limits:
-    """What a child may use. `memory_mb` is address space, 0 for none; `hang` fixes the time limit instead of "
-    "measuring it."""
+    """What a child may use. `memory_mb` is address space, 0 for none; `hang` fixes the time limit instead of
+    measuring it.
+    """
 
     memory_mb: int = 4096
     hang: float | None = None

@@ -182,8 +182,9 @@ class Reopen(Op, frozen=True, tag="reopen"):
 
 
 class Corrupt(Op, frozen=True, tag="corrupt"):
-    """Change the saved bytes of a slot, in place: `at` is a fraction of its length in 1/1000, `n` an amount or a "
-    "value."""
+    """Change the saved bytes of a slot, in place: `at` is a fraction of its length in 1/1000, `n` an amount or a
+    value.
+    """
 
     slot: int
     how: Mutation
@@ -246,8 +247,9 @@ class ContextParams(Record, frozen=True):
 
 
 class ModelRef(Record, frozen=True):
-    """What is loaded: a recipe by name, version and seed, or a GGUF by path; the file's hash tells if it is still "
-    "the same."""
+    """What is loaded: a recipe by name, version and seed, or a GGUF by path; the file's hash tells if it is still
+    the same.
+    """
 
     recipe: str | None = None
     version: int = 1

@@ -133,8 +133,9 @@ class Shim:
         out: Sequence[int],
         abort_after: int | None = None,
     ) -> int:
-        """llama_decode of len(token) rows; `abort_after` n lets the abort callback return true at its n-th call "
-        "(from 0)."""
+        """llama_decode of len(token) rows; `abort_after` n lets the abort callback return true at its n-th call
+        (from 0).
+        """
         # addresses of arrays, which are built several times faster than ctypes arrays
         t, p, s = array("i", token), array("i", pos), array("i", seq)
         after = -1 if abort_after is None else abort_after

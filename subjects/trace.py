@@ -104,8 +104,9 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """How the child ended: `ok`, `signal` (code = number), `exit` (code), `hang` (killed by us), `error` (ours: see "
-    "text)."""
+    """How the child ended: `ok`, `signal` (code = number), `exit` (code), `hang` (killed by us), `error` (ours: see
+    text).
+    """
 
     how: Literal["ok", "signal", "exit", "hang", "error"]
     code: int = 0

@@ -53,9 +53,11 @@ def main(argv: list[str] | None = None) -> int:
     except Usage as e:
         print(f"redraft {args.verb}: {e}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
+    except OSError as e:
+        # a reader that went away (a closed pipe) or a full disk; neither is a finding
+        if not isinstance(e, BrokenPipeError):
+            print(f"redraft {args.verb}: {e}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
 

@@ -34,10 +34,16 @@ def add_build(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """A reader that went away is no new finding, which rich's exit code 1 would say."""
+        raise SystemExit(2)
+
+
 def console(*, stderr: bool = False) -> Console:
     """Where people read: the terminal as wide as it is, files and pipes wide enough for tables."""
-    found = Console(stderr=stderr)
-    return found if found.is_terminal else Console(stderr=stderr, width=120)
+    found = _Console(stderr=stderr)
+    return found if found.is_terminal else _Console(stderr=stderr, width=120)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

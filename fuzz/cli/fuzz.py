@@ -23,7 +23,7 @@ import msgspec
 from fuzz import campaign
 from fuzz.cli.common import Usage, add_build, add_json, bench
 from fuzz.cli.common import console as open_console
-from fuzz.models import BadModel, resolve
+from fuzz.models import BadModel, Model, resolve
 from fuzz.show import Progress, final
 from subjects.builds import environment
 from subjects.planted import FAULTS
@@ -32,15 +32,22 @@ from subjects.sandbox import SandboxError
 HELP = "find wrong restores: generate, run, judge, reduce, report"
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
 def _positive(text: str) -> float:
-    x = float(text)
+    x = _number(text)
     if not 0 < x < 1e6:
         raise argparse.ArgumentTypeError("must be greater than 0")
     return x
 
 
 def _count(text: str) -> int:
-    n = int(text)
+    n = int(_number(text))
     if n < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return n
@@ -132,12 +139,13 @@ def run(args: argparse.Namespace) -> int:
     minutes = args.minutes if args.minutes or args.scenarios else 2.0
     b = bench(args.build)
     try:
-        models = resolve(args.model, b.models, b.shim, args.gpu_layers)
-    except (BadModel, SandboxError) as e:
-        raise Usage(str(e)) from None
-    try:
         before = campaign.stored(out) if args.resume else {}
-    except campaign.CampaignError as e:
+        # what is not given is taken from the campaign that goes on
+        if args.resume and not args.model:
+            models = msgspec.convert(before["models"], list[Model])
+        else:
+            models = resolve(args.model, b.models, b.shim, args.gpu_layers)
+    except (BadModel, SandboxError, campaign.CampaignError, msgspec.ValidationError, KeyError) as e:
         raise Usage(str(e)) from None
     seed = args.seed if args.seed is not None else before.get("seed", random.SystemRandom().randrange(1 << 31))
     jobs = args.jobs or before.get("jobs") or os.cpu_count() or 1
@@ -146,9 +154,9 @@ def run(args: argparse.Namespace) -> int:
         build=b.build.fingerprint,
         seed=seed,
         jobs=jobs,
-        avoid=args.avoid,
-        misuse=args.misuse,
-        fault=args.plant,
+        avoid=args.avoid or before.get("avoid", "auto"),
+        misuse=args.misuse or before.get("misuse", False),
+        fault=args.plant or before.get("fault", ""),
     )
     console = open_console(stderr=args.json)
     try:
@@ -186,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _newest() -> Path:
-    found = sorted(Path("out").glob("fuzz-*/campaign.json"))
+    found = sorted(Path("out").glob("*/campaign.json"), key=lambda p: p.stat().st_mtime)
     if not found:
         raise Usage("there is no campaign in out/ to resume; give its --out")
     return found[-1].parent

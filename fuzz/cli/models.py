@@ -1,6 +1,7 @@
 """Lists the recipes of generated models, or writes one as a GGUF file.
 
-redraft models redraft models write qwen35 qwen35.gguf
+redraft models
+redraft models write qwen35 qwen35.gguf
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def readme(finding: Finding, trace: Trace, reference: Trace | None = None) -> st
         why = (
             "the first one after which continuing is wrong"
             if finding.check.kind == "rows"
-            else "where it shows; its answer or what it leaves is wrong"
+            else "its answer, or what it leaves, is wrong"
         )
         blocks.append(f"Operation {finding.culprit} is to blame: {why}.")
     blocks += ["### What was seen", _bullets(_observed(finding, trace, reference))]
