@@ -104,10 +104,12 @@ class Result:
         return [f for f in self.status.findings if f["known"] is None]
 
     def exit_code(self, fail_on: FailOn) -> int:
-        """0 nothing new, 1 new findings, 2 jobs that died, 3 nothing could be judged, 130 interrupted."""
+        """0 nothing new, 1 new findings, 2 jobs that died or findings not written, 3 nothing judged, 130 interrupted."""
         if self.interrupted:
             return 130
         s = self.status
+        if s.total("unwritten"):
+            return 2
         if s.total("scenarios") == 0 or s.total("unjudged") >= s.total("scenarios"):
             return 2 if self.died else 3
         if (fail_on == "new" and self.new) or (fail_on == "any" and s.findings):
@@ -122,6 +124,7 @@ class Result:
             "per_second": round(s.per_second, 2),
             "seconds": round(s.seconds, 2),
             "unknown": s.total("unjudged"),
+            "unwritten": s.total("unwritten"),
             "unreproduced": s.total("unreproduced"),
             "interrupted": self.interrupted,
             "died": self.died,
@@ -171,8 +174,8 @@ def prepare(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
         changed = [k for k in asked if before.get(k) != asked[k]]
         if changed:
             raise CampaignError(
-                f"the campaign in {out} was started with other values of {', '.join(changed)}; leave these out to go on "
-                "with it, or give another --out"
+                f"the campaign in {out} was started with other values of {', '.join(changed)}; leave these out to go "
+                "on with it, or give another --out"
             )
     elif file.exists():
         raise CampaignError(f"{out} holds a campaign; add --resume to go on with it, or give another --out")

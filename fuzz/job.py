@@ -104,6 +104,7 @@ class Job:
 
     def run(self) -> None:
         """Run until it is over; what was left by a killed predecessor comes first."""
+        whole = False
         try:
             for left in self.journal.left_over:
                 model = next((m for m in self.config.models if m.ref == left.model), None)
@@ -113,12 +114,14 @@ class Job:
                 self.journal.settled()  # what is not a violation any more would be tried at every --resume
             while not self.over():
                 self._slice()
+            whole = True
         finally:
             self.journal.save(self.progress)
             self.journal.close()
             self.sandbox.close()
             self._tell_progress(force=True)
-            emit("done", job=self.config.job)
+            if whole:  # a job that was thrown out of its loop must not look like one that ended
+                emit("done", job=self.config.job)
 
     def _slice(self) -> None:
         c, p = self.config, self.progress
@@ -230,6 +233,7 @@ class Job:
             return  # another job was faster
         except OSError as e:
             if not (folder / finding.slug).exists():
+                p.unwritten += 1
                 emit("trouble", job=self.config.job, text=f"cannot write {folder / finding.slug}: {e}")
             return
         emit("finding", job=self.config.job, **summary(finding, path))

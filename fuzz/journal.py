@@ -54,6 +54,7 @@ class Progress(msgspec.Struct):
     unjudged: int = 0
     violating: int = 0
     unreproduced: int = 0
+    unwritten: int = 0
     seconds: float = 0.0
     symptoms: dict[str, int] = {}
     avoiding: list[str] = []

@@ -121,6 +121,8 @@ def final(result: Result, console: Console) -> None:
         f"comparison ({rate:.1f} %); "
         f"{s.total('unreproduced')} violations did not reproduce in a fresh context and are not reported."
     )
+    if s.total("unwritten"):
+        console.print(f"[bold red]{s.total('unwritten')} findings could not be written; see the lines above[/]")
     if result.died:
         console.print(
             f"[bold red]job {', '.join(map(str, result.died))} ended before its time; --resume goes on with it[/]"

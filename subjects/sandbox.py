@@ -186,8 +186,11 @@ class Sandbox:
     def _send(self, payload: bytes) -> None:
         data = struct.pack("<I", len(payload)) + payload
         view = memoryview(data)
-        while view:
-            view = view[os.write(self._requests, view) :]
+        try:
+            while view:
+                view = view[os.write(self._requests, view) :]
+        except OSError:
+            raise SandboxError("the sandbox's zygote died: " + self._stderr_text()[-2000:]) from None
 
     def _read_control(self) -> Control | None:
         head = os.read(self._control, 4)

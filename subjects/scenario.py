@@ -312,15 +312,19 @@ def loads(text: str | bytes) -> Scenario:
     try:
         # msgspec keeps the last of two equal keys silently, so the standard library looks first.
         raw = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as e:
+    except BadScenario:
+        raise
+    except (ValueError, RecursionError) as e:  # not JSON, not UTF-8, a number of thousands of digits, nested too deep
         raise BadScenario(f"not JSON: {e}") from None
     if not isinstance(raw, dict) or raw.get("version", VERSION) != VERSION:
         got = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
         raise BadScenario(f"scenario version {got!r}, this redraft reads version {VERSION}")
     try:
-        return _DECODER.decode(text)
-    except msgspec.DecodeError as e:
+        scenario = _DECODER.decode(text)
+        msgspec.msgpack.encode(scenario)  # numbers that no call could take
+    except (msgspec.DecodeError, OverflowError) as e:
         raise BadScenario(str(e)) from None
+    return scenario
 
 
 def token(stream: int, pos: int, n_vocab: int) -> int:

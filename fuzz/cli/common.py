@@ -13,6 +13,7 @@ from rich.console import Console
 from fuzz.finding import BadFinding, Finding
 from fuzz.finding import load as load_finding
 from fuzz.models import BadModel, Model, of_scenario
+from fuzz.state import valid
 from oracles.judge import Judge
 from subjects.builds import BadBuild, Build, cache_dir, compile_shim, find_build
 from subjects.sandbox import Sandbox, SandboxError
@@ -83,6 +84,19 @@ def judge_of(b: Bench, scenario: Scenario) -> Iterator[tuple[Judge, Model]]:
             yield Judge(sandbox, model.ref, Path(model.path), b.build.fingerprint, b.cache), model
     except (BadModel, SandboxError) as e:
         raise Usage(str(e)) from None
+
+
+def check_duties(scenario: Scenario, model: Model) -> None:
+    """Refuse a program that breaks the caller's duties and does not say so: what it shows is no fault of llama.cpp.
+
+    Raises Usage.
+    """
+    broken = [] if scenario.misuse else valid(scenario, model.traits)
+    if broken:
+        raise Usage(
+            f"the program breaks {', '.join(dict.fromkeys(broken))} (see `redraft contracts`); mend it, or set "
+            '"misuse": true'
+        )
 
 
 def read(path: Path) -> Finding | Scenario:

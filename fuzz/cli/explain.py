@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from fuzz.cli.common import add_build, bench, judge_of, read
-from fuzz.finding import Finding, load_traces
+from fuzz.cli.common import Usage, add_build, bench, check_duties, judge_of, read
+from fuzz.finding import BadFinding, Finding, load_traces
 from fuzz.repro.readme import explain
 from fuzz.repro.words import program
 from oracles.registry import by_name
@@ -28,10 +28,16 @@ def run(args: argparse.Namespace) -> int:
     """Explain."""
     thing = read(args.path)
     if isinstance(thing, Finding):
-        traces = load_traces(args.path)
+        try:
+            traces = load_traces(args.path)
+        except BadFinding as e:
+            raise Usage(str(e)) from None
+        if "subject" not in traces:
+            raise Usage(f"{args.path} has no trace.msgpack; `redraft replay` runs it again")
         sys.stdout.write(explain(thing, traces["subject"], traces.get("reference")))
         return 0
-    with judge_of(bench(args.build), thing) as (judge, _):
+    with judge_of(bench(args.build), thing) as (judge, model):
+        check_duties(thing, model)
         judgement = judge.judge(thing, fresh=True, variants=True)
     for line in program(judgement.executed, judgement.account.ledger.trace):
         print(line)

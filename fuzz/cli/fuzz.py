@@ -47,7 +47,7 @@ def _positive(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    n = int(_number(text))
+    n = int(x) if (x := _number(text)).is_integer() else 0
     if n < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return n

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from rich.markup import escape
 
-from fuzz.cli.common import Bench, Usage, add_build, add_json, bench, expand, judge_of, read
+from fuzz.cli.common import Bench, Usage, add_build, add_json, bench, check_duties, expand, judge_of, read
 from fuzz.cli.common import console as open_console
 from fuzz.finding import Finding
 from fuzz.repro.words import program
@@ -89,7 +89,9 @@ def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
         thing = read(path)
         scenario = thing.scenario if isinstance(thing, Finding) else thing
         symptom = Symptom.of(thing.violation) if isinstance(thing, Finding) and thing.violation else None
-        with judge_of(b, scenario) as (judge, _):
+        with judge_of(b, scenario) as (judge, model):
+            if symptom is None:
+                check_duties(scenario, model)
             judgements = [
                 judge.judge(
                     scenario,
@@ -101,6 +103,8 @@ def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
             ]
     except Usage as e:
         return {**result, "text": str(e)}
+    except Exception as e:  # one bad file must not cost the results of the others
+        return {**result, "text": f"{type(e).__name__}: {e}"}
     wanted = thing.violation if isinstance(thing, Finding) else None
     shown = [j for j in judgements if (_again(j, wanted) if wanted else j.violations)]
     judged = [j for j in judgements if j.judged or j.account.ledger.trace.end.how in ("ok", "signal", "hang")]
