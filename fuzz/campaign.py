@@ -104,7 +104,7 @@ class Result:
         return [f for f in self.status.findings if f["known"] is None]
 
     def exit_code(self, fail_on: FailOn) -> int:
-        """0 nothing new, 1 new findings, 2 jobs that died or findings not written, 3 nothing judged, 130 interrupted."""
+        """0 nothing new, 1 new findings, 2 jobs died or findings not written, 3 nothing judged, 130 interrupted."""
         if self.interrupted:
             return 130
         s = self.status
