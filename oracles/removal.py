@@ -52,11 +52,11 @@ class Removal(Oracle):
             judged.append(r)
             if r.wrong:
                 said = "true" if shaper[1].step.rc else "false"
+                top = f", top token {r.token} instead of {r.expected}" if r.token != r.expected else ""
                 because = (
-                    f"seq_rm{tuple(shaper[1].step.args)} returned {said}, so {where(account, r)} must be what a "
-                    f"clean context gives for the "
-                    f"tokens that are left; but its logits are off by up to {r.error:.3g} (NMSE {r.nmse:.2g}), top "
-                    f"token {r.token} instead of {r.expected}."
+                    f"seq_rm{tuple(shaper[1].step.args)} returned {said}, so {where(account, r)} must be what a clean "
+                    f"context gives for the tokens that are left; but its logits are off by up to {r.error:.3g} "
+                    f"(NMSE {r.nmse:.2g}){top}."
                 )
                 rule = RULE_TRUE if shaper[1].step.rc else RULE_FALSE
                 bad.append(
