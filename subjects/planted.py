@@ -90,6 +90,23 @@ class Planted(Shim):
         super().free_context(ctx)
         self.setup()
 
+    def decode(
+        self,
+        ctx: int,
+        token: Sequence[int],
+        pos: Sequence[int],
+        seq: Sequence[int],
+        out: Sequence[int],
+        abort_after: int | None = None,
+    ) -> int:
+        """Every decode, followed by `decoded`."""
+        rc = super().decode(ctx, token, pos, seq, out, abort_after)
+        return self.decoded(ctx, pos, seq, abort_after is not None, rc)
+
+    def decoded(self, ctx: int, pos: Sequence[int], seq: Sequence[int], aborting: bool, rc: int) -> int:
+        """A decode returned `rc`; the answer is what is told."""
+        return rc
+
     # --- honest calls that faults are made of; none of them goes through what a subclass overrides
 
     def span(self, ctx: int, seq: int) -> tuple[int, int]:
@@ -201,16 +218,7 @@ class DecodeRc(AfterRestore):
 
     name = "decode-rc"
 
-    def decode(
-        self,
-        ctx: int,
-        token: Sequence[int],
-        pos: Sequence[int],
-        seq: Sequence[int],
-        out: Sequence[int],
-        abort_after: int | None = None,
-    ) -> int:
-        rc = super().decode(ctx, token, pos, seq, out, abort_after)
+    def decoded(self, ctx: int, pos: Sequence[int], seq: Sequence[int], aborting: bool, rc: int) -> int:
         hit = self.fresh & set(seq)
         self.fresh -= hit
         if hit and rc == 0:
@@ -225,17 +233,8 @@ class AbortEats(Planted):
 
     name = "abort-eats"
 
-    def decode(
-        self,
-        ctx: int,
-        token: Sequence[int],
-        pos: Sequence[int],
-        seq: Sequence[int],
-        out: Sequence[int],
-        abort_after: int | None = None,
-    ) -> int:
-        rc = super().decode(ctx, token, pos, seq, out, abort_after)
-        if abort_after is not None:
+    def decoded(self, ctx: int, pos: Sequence[int], seq: Sequence[int], aborting: bool, rc: int) -> int:
+        if aborting:
             self.reached()
         if rc == 2 and pos[0] > 1 and Shim.seq_rm(self, ctx, seq[0], pos[0] - 1, -1):
             self.triggered()
@@ -561,17 +560,9 @@ class DoubleRestore(Planted):
         self.last = (seq, flags, blob)
         return super().seq_set(ctx, seq, flags, blob)
 
-    def decode(
-        self,
-        ctx: int,
-        token: Sequence[int],
-        pos: Sequence[int],
-        seq: Sequence[int],
-        out: Sequence[int],
-        abort_after: int | None = None,
-    ) -> int:
+    def decoded(self, ctx: int, pos: Sequence[int], seq: Sequence[int], aborting: bool, rc: int) -> int:
         self.last = None
-        return super().decode(ctx, token, pos, seq, out, abort_after)
+        return rc
 
 
 class WholeLosesSequence(Planted):
@@ -737,17 +728,9 @@ class Rows(AfterRestore):
         super().restored(ctx, seq)
         self.age[seq] = 0
 
-    def decode(
-        self,
-        ctx: int,
-        token: Sequence[int],
-        pos: Sequence[int],
-        seq: Sequence[int],
-        out: Sequence[int],
-        abort_after: int | None = None,
-    ) -> int:
+    def decoded(self, ctx: int, pos: Sequence[int], seq: Sequence[int], aborting: bool, rc: int) -> int:
         self.row_seq = list(seq)
-        return super().decode(ctx, token, pos, seq, out, abort_after)
+        return rc
 
     def logits(self, ctx: int, i: int, n_vocab: int) -> bytes | None:
         row = super().logits(ctx, i, n_vocab)
