@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from oracles.band import FAR, Bands
+from oracles.drive import Driven
 from oracles.ledger import Ledger, Moment, RowClaim
 from oracles.reference import References, Rows, key_of
 from subjects.scenario import Op
@@ -70,19 +71,21 @@ class Compared:
 
 @dataclass(slots=True)
 class Account:
-    """Everything known of one run. `unjudged`: reasons why rows could not be compared."""
+    """Everything known of one run. `unjudged`: reasons why rows could not be compared. `driven`: the driver's side."""
 
     ledger: Ledger
     compared: list[Compared] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)
     build: str = ""
+    driven: Driven | None = None
     _since: dict[int, int] | None = field(default=None, init=False, repr=False)
 
     @property
     def memory(self) -> str:
         """Memory kind of the model."""
         facts = self.ledger.trace.facts
-        return facts[0].memory if facts else "?"
+        driver = self.ledger.scenario.driver
+        return (facts[0].memory if facts else "?") + (f"-{driver.kind}" if driver else "")
 
     def shaper(self, claim: RowClaim) -> tuple[Op, Moment] | None:
         """The operation to blame first for a claim: the last one other than a decode that its history went through,

@@ -30,6 +30,8 @@ class Oracle(ABC):
     # When several oracles see the same step broken, the one with the lowest rank reports and the others are attached.
     rank: ClassVar[int]
     observations: ClassVar[frozenset[Observation]] = frozenset()
+    # it judges programs with a driver, instead of those without one
+    driver: ClassVar[bool] = False
 
     @abstractmethod
     def judge(self, account: Account) -> Verdict:
@@ -38,6 +40,10 @@ class Oracle(ABC):
     def variant(self, scenario: Scenario) -> Scenario | None:
         """Another program whose run this oracle compares with the first, None when it needs none."""
         return None
+
+    def base(self, scenario: Scenario) -> Scenario | None:
+        """The program that the variant is compared with, where it is not the program itself."""
+        return scenario
 
     def compare(self, account: Account, variant: Account) -> Verdict:
         """Judge a run together with the run of its variant."""

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from oracles import ledger as ledgers
+from oracles import lines
 from oracles.account import Account, compare_rows
 from oracles.band import Bands
+from oracles.drive import Driven, DriverBands, DriverReferences, hold
+from oracles.lines import Drive
 from oracles.observe import observe
 from oracles.reference import References, key_of, replay, row_at, twin
-from oracles.registry import OBSERVATIONS, ORACLES
+from oracles.registry import OBSERVATIONS, ORACLES, for_program
 from oracles.verdict import Verdict, Violation
 from subjects.sandbox import Sandbox
 from subjects.scenario import ModelRef, Scenario
@@ -63,6 +66,9 @@ class Judge:
     def __init__(self, sandbox: Sandbox, model: ModelRef, path: Path, build: str, cache: Path | None = None):
         self.sandbox, self.model, self.path = sandbox, model, path
         self.references = References()
+        self._many = lambda programs: sandbox.run_many(programs, path, fresh=True)
+        self.driver_references = DriverReferences(model, self._many)
+        self.driver_bands: DriverBands | None = None
         self.bands = Bands(lambda programs: sandbox.run_many(programs, path, fresh=True), model, build, cache)
 
     def judge(
@@ -79,31 +85,44 @@ class Judge:
         """
         number = int(scenario.key(), 16)
         # what comes after a broken duty says nothing, so nothing is added behind it
-        observed = observed and not scenario.misuse
+        observed = observed and not scenario.misuse and scenario.driver is None
         program = observe(scenario, OBSERVATIONS, variety=number) if observed else scenario
         trace = self.sandbox.run(program, self.path, fresh=fresh, fault=fault)
         result = self.assess(program, trace)
         if not scenario.misuse and (variants or (variants is None and number % VARIANT_EVERY == 0)):
-            for oracle in ORACLES:
-                other = oracle.variant(program)
-                if other is not None and trace.end.how == "ok":
+            for oracle in for_program(program):
+                first, other = oracle.base(program), oracle.variant(program)
+                if first is not None and other is not None and trace.end.how == "ok":
                     # both runs in fresh contexts: the comparison is bit for bit, and a pooled context has a past
-                    base = trace if fresh else self.sandbox.run(program, self.path, fresh=True, fault=fault)
+                    base = trace
+                    if not fresh or first.key() != program.key():
+                        base = self.sandbox.run(first, self.path, fresh=True, fault=fault)
                     second = self.sandbox.run(other, self.path, fresh=True, fault=fault)
                     result.variant = Account(ledgers.Ledger(other, second))
-                    account = Account(ledgers.read(program, base))
+                    account = Account(self._read(first, base))
                     result.verdicts.append(oracle.compare(account, result.variant))
         return result
 
+    def _read(self, program: Scenario, trace: Trace) -> ledgers.Ledger:
+        """The ledger of a run for a comparison with another run."""
+        return ledgers.Ledger(program, trace) if program.driver else ledgers.read(program, trace)
+
     def assess(self, program: Scenario, trace: Trace) -> Judgement:
         """Judge a trace, new or stored. Of a program that breaks a duty only how it ended is judged."""
-        ledger = ledgers.read(program, trace) if trace.facts else ledgers.Ledger(program, trace)
+        drive: Drive | None = None
+        if not trace.facts:
+            ledger = ledgers.Ledger(program, trace)
+        elif program.driver is None:
+            ledger = ledgers.read(program, trace)
+        else:
+            ledger, drive = lines.read(program, trace)
+        oracles = for_program(program)
         if program.misuse:
             account = Account(ledger)
             void = ("the caller broke a duty",)
             verdicts = [
                 oracle.judge(account) if oracle.name == "liveness" else Verdict(oracle=oracle.name, unknown=void)
-                for oracle in ORACLES
+                for oracle in oracles
             ]
             return Judgement(program, account, verdicts)
         wanted = [key_of(c) for c in ledger.rows]
@@ -115,8 +134,21 @@ class Judge:
                 self.references.put(key, done, facts.n_vocab, facts.n_embd)
         account = compare_rows(ledger, self.references, self.bands)
         self.references.evict()
-        self._settle(account)
-        return Judgement(program, account, [oracle.judge(account) for oracle in ORACLES])
+        if program.driver is None:
+            self._settle(account)
+        elif drive is not None:
+            self._hold(account, drive)
+        return Judgement(program, account, [oracle.judge(account) for oracle in oracles])
+
+    def _hold(self, account: Account, drive: Drive) -> None:
+        """Compare what was drafted with what clean targets, drafts and drivers draft."""
+        ledger = account.ledger
+        assert ledger.scenario.driver is not None
+        if self.driver_bands is None:
+            self.driver_bands = DriverBands(self.model, self._many, ledger.trace.facts[0].n_vocab)
+        account.driven = Driven(drive, ledger.scenario.driver)
+        params = [ledger.moments[c.step].params for c in drive.claims]
+        hold(account.driven, ledger.scenario, params, self.driver_references, self.driver_bands)
 
     def _settle(self, account: Account) -> None:
         """Hold ambiguous rows against their twins: with equal batches an honest library differs by next to nothing."""

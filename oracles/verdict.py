@@ -25,10 +25,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     blob a's size must
     equal what was moved (`what` "size"); "counts" compares the bytes in any order, "neighbour" the last blobs of
     steps a and b.
+    draft: in step `step` a driver must draft `expected` for sequence `seq`, as `reference` does at its end;
+    `what` says what differs (row, tokens, logits, target, positions, two drivers, or how a state was mangled).
     alive: the program must end by itself; it dies (or hangs) in step `step`.
     """
 
-    kind: Literal["rows", "positions", "answer", "blob", "alive"]
+    kind: Literal["rows", "positions", "answer", "blob", "alive", "draft"]
     step: int
     seq: int = -1
     row: int = -1

@@ -23,13 +23,17 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from subjects.drivers import Driver
+from subjects.drivers.native import DriverLib, Native
+from subjects.driving import DriverRunner
 from subjects.planted import plant
 from subjects.runner import Refused, Runner
-from subjects.scenario import ContextParams, Scenario
+from subjects.scenario import ContextParams, DriverParams, Scenario
 from subjects.shim import Shim
 from subjects.trace import Facts, Row, Step
 
@@ -51,13 +55,14 @@ _KEEP_BYTES = 1 << 24
 
 class Job(msgspec.Struct, array_like=True, tag="job"):
     """One scenario to run. `fresh`: in contexts that no other program has used. `fault`: name of a planted fault, or
-    empty.
+    empty; with the reference driver, of the part that it leaves out. `draft`: path of the draft's model.
     """
 
     scenario: Scenario
     model: str
     fresh: bool
     fault: str = ""
+    draft: str = ""
 
 
 class Replay(msgspec.Struct, array_like=True, tag="replay"):
@@ -81,11 +86,13 @@ class Control(msgspec.Struct, array_like=True):
 
 
 class Setup(msgspec.Struct):
-    """First frame of the parent: what to load, where to answer, and the limits of workers."""
+    """First frame of the parent: what to load, where to answer, and the limits of workers. driver: the compiled
+    driver library, empty for none."""
 
     shim: str
     models: list[tuple[str, int]]
     memory_mb: int
+    driver: str = ""
 
 
 REQUESTS = msgspec.msgpack.Decoder(tuple[int, list[Job | Replay]], strict=True)
@@ -187,14 +194,28 @@ class _Recorder:
 class _Worker:
     """Runs jobs until the parent hangs up or the library takes the process down."""
 
-    def __init__(self, shim: Shim, models: dict[tuple[str, int], int], answers: _Recorder, memory_mb: int = 0):
-        self.shim, self.models, self.answers, self.memory_mb = shim, models, answers, memory_mb
+    def __init__(
+        self,
+        shim: Shim,
+        models: dict[tuple[str, int], int],
+        driver: DriverLib | None,
+        answers: _Recorder,
+        memory_mb: int = 0,
+    ):
+        self.shim, self.models, self.driver = shim, models, driver
+        self.answers, self.memory_mb = answers, memory_mb
+        # models with their NextN layers, which plain programs are run without
+        self.whole_models: dict[tuple[str, int], int] = {}
         self.pool: dict[tuple[int, ContextParams], int] = {}
 
     def run(self, job: Job) -> None:
         """Run one job and record it."""
         began = time.monotonic()
         self.answers.frame(RUN, b"")
+        if job.scenario.driver is not None:
+            self._drive(job, job.scenario.driver)
+            self.answers.frame(END, SECONDS.pack(time.monotonic() - began))
+            return
         try:
             shim = plant(self.shim, job.fault)
             model = self._model(job.model, job.scenario.model.n_gpu_layers)
@@ -211,6 +232,41 @@ class _Worker:
         else:
             self.shim.free_context(done.ctx)
         self.answers.frame(END, SECONDS.pack(time.monotonic() - began))
+
+    def _drive(self, job: Job, p: DriverParams) -> None:
+        """Run a program with a driver, in contexts of its own."""
+        lib, layers = self.driver, job.scenario.model.n_gpu_layers
+        try:
+            if lib is None:
+                raise Refused("there is no driver library for this build; `redraft doctor` says why")
+            model = self._whole_model(lib, job.model, layers)
+            draft_model = self._whole_model(lib, job.draft, layers) if job.draft else model
+            mtp = p.kind == "draft-mtp"
+
+            def draft_context(params: ContextParams, target: int) -> int | None:
+                return 0 if p.kind.startswith("ngram") else lib.new_draft_context(draft_model, params, target, mtp=mtp)
+
+            def make(target: int, draft: int, n_seq: int) -> Driver:
+                if p.impl == "native":
+                    return Native(lib, p, target, draft, n_seq)
+                from subjects.drivers.reference import Reference
+
+                return Reference(p, target, draft, n_seq, leave_out=job.fault)
+
+            DriverRunner(
+                self.shim,
+                model,
+                self.answers,
+                lambda params: self.shim.new_context(model, params),
+                draft_context=draft_context,
+                make=make,
+                shares=lib.shares_memory,
+            ).run_driver(job.scenario)
+        except Refused as e:
+            self.answers.frame(REFUSED, str(e).encode())
+
+    def _whole_model(self, lib: DriverLib, path: str, n_gpu_layers: int) -> int:
+        return self._loaded(self.whole_models, lib.load_model, path, n_gpu_layers)
 
     def replay(self, request: Replay) -> None:
         """Decode a reference's history and record its rows."""
@@ -235,15 +291,24 @@ class _Worker:
         self.answers.frame(END, SECONDS.pack(time.monotonic() - began))
 
     def _model(self, path: str, n_gpu_layers: int) -> int:
+        return self._loaded(self.models, self.shim.load_model, path, n_gpu_layers)
+
+    def _loaded(
+        self,
+        models: dict[tuple[str, int], int],
+        load: Callable[[Path, int], int | None],
+        path: str,
+        n_gpu_layers: int,
+    ) -> int:
         key = (path, n_gpu_layers)
-        if key not in self.models:
+        if key not in models:
             cap_memory(0)
-            handle = self.shim.load_model(Path(path), n_gpu_layers)
+            handle = load(Path(path), n_gpu_layers)
             cap_memory(self.memory_mb)
             if handle is None:
                 raise Refused("the library does not load the model: " + "; ".join(self.shim.take_log()[-3:]))
-            self.models[key] = handle
-        return self.models[key]
+            models[key] = handle
+        return models[key]
 
     def _take(self, model: int, params: ContextParams, fresh: bool) -> int | None:
         ctx = None if fresh else self.pool.pop((model, params), None)
@@ -281,10 +346,11 @@ def _serve(worker: _Worker, requests: _Pipe, replies: int, answers: _Recorder) -
         os.write(replies, NUMBER.pack(number))
 
 
-def _load(setup: Setup, control: _Pipe) -> tuple[Shim, dict[tuple[str, int], int]] | None:
-    """The library with its models; None when the parent was told why not."""
+def _load(setup: Setup, control: _Pipe) -> tuple[Shim, dict[tuple[str, int], int], DriverLib | None] | None:
+    """The library with its models, and the drivers where asked; None when the parent was told why not."""
     try:
         shim = Shim(Path(setup.shim))
+        driver = DriverLib(Path(setup.driver)) if setup.driver else None
         models: dict[tuple[str, int], int] = {}
         for path, layers in setup.models:
             handle = shim.load_model(Path(path), layers)
@@ -296,7 +362,7 @@ def _load(setup: Setup, control: _Pipe) -> tuple[Shim, dict[tuple[str, int], int
     except Exception as e:
         control.write(_ENCODE(Control("failed", text=f"{type(e).__name__}: {e}")))
         return None
-    return shim, models
+    return shim, models, driver
 
 
 def main(argv: list[str]) -> None:

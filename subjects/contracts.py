@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
+from subjects.clauses import VERDICT, Clause, Contract
+from subjects.driver_contracts import DRIVER_CONTRACTS
 from subjects.scenario import (
     ON_DEVICE,
     Ask,
@@ -36,34 +37,6 @@ from subjects.scenario import (
     SeqKeep,
     SeqRm,
 )
-
-Verdict = Literal["header", "source", "silent"]
-VERDICT: dict[Verdict, str] = {
-    "header": "llama.h says",
-    "source": "the sources show, llama.h is silent",
-    "silent": "llama.h is silent",
-}
-
-
-@dataclass(frozen=True)
-class Clause:
-    """One precondition or promise: its id (operation.name), what it is, where it is written, and who says it."""
-
-    id: str
-    text: str
-    source: str
-    says: Verdict
-
-
-@dataclass(frozen=True)
-class Contract:
-    """One operation: the calls it stands for, what the caller owes, what the caller gets, and its documented forms."""
-
-    op: str
-    calls: str
-    owes: tuple[Clause, ...]
-    gets: tuple[Clause, ...]
-    forms: tuple[str, ...]
 
 
 def _h(id: str, text: str, quote: str) -> Clause:
@@ -531,6 +504,7 @@ CONTRACTS: dict[str, Contract] = {
             ),
             forms=("positions", "size", "size_all", "can_shift"),
         ),
+        *DRIVER_CONTRACTS,
     )
 }
 
@@ -542,8 +516,8 @@ def rule(clause_id: str) -> str:
     """A promise as the first line of a report: who says it, of what, and in which words. KeyError for an unknown id."""
     clause = CLAUSES[clause_id]
     op = clause_id.partition(".")[0]
-    if clause.says == "header":
-        return f"{VERDICT['header']} of {op}: {clause.source.removeprefix('llama.h: ')}"
+    if clause.says in ("header", "spec"):
+        return f"{VERDICT[clause.says]} of {op}: {clause.source.partition(': ')[2]}"
     when, colon, then = clause.text.partition(": ")
     case = f" ({when})" if colon else ""
     return f"{VERDICT[clause.says]}; what can be expected of {op}{case}: {then if colon else clause.text}"
@@ -595,7 +569,8 @@ class View(Protocol):
 
 def forms_of(op: Op, view: View) -> set[str]:
     """The forms (`FORMS[operation]`) that a concrete operation has in its context."""
-    return {form for form in _FORMS[type(op)](op, view) if form}
+    known = _FORMS.get(type(op))  # operations of a driver have one form
+    return {form for form in known(op, view) if form} if known else set()
 
 
 def _decode(op: Decode, v: View) -> list[str]:
@@ -783,6 +758,7 @@ def render() -> str:
                     initial_indent="      ",
                     subsequent_indent="      ",
                 )
-        lines += textwrap.wrap("forms: " + "; ".join(c.forms), 118, initial_indent="  ", subsequent_indent="    ")
+        if c.forms:
+            lines += textwrap.wrap("forms: " + "; ".join(c.forms), 118, initial_indent="  ", subsequent_indent="    ")
         lines.append("")
     return "\n".join(lines)

@@ -252,10 +252,14 @@ class Runner:
             elif self.any_hidden:  # another context of this program has them: keep both lists in step
                 hidden = bytes(4 * self.facts.n_embd)
             self.sink.row(logits, hidden)
-            self._last_logits = logits
+            self._was_read(logits)
             first = self.n_rows if first < 0 else first
             self.n_rows += 1
         return first
+
+    def _was_read(self, logits: bytes) -> None:
+        """An output row was read back."""
+        self._last_logits = logits
 
     def _do_decode(self, op: Decode, step: Step) -> None:
         before = list(self.next_pos)
@@ -310,7 +314,7 @@ class Runner:
         slot = Slot(b"", flags, medium, seq is None, list(self.next_pos) if seq is None else [self._next(seq)])
         for _ in range(1 + again):
             size, moved, slot.blob = self._get_file(seq, slot) if medium == "file" else self._get(seq, flags)
-            step.blobs.append(_blob(size, moved, slot.blob))
+            step.blobs.append(blob_of(size, moved, slot.blob))
             step.rc = moved
         self._forget(number)
         self.slots[number] = slot
@@ -350,12 +354,12 @@ class Runner:
                     else self.shim.seq_set(self.ctx, seq, slot.flags, slot.blob)
                 )
                 step.rc = moved
-            step.blobs.append(_blob(len(slot.blob), moved, slot.blob))
+            step.blobs.append(blob_of(len(slot.blob), moved, slot.blob))
         if not step.rc:
             self.clean = False
         elif resave and slot.medium == "buffer" and not slot.flags & ON_DEVICE:
             size, moved, data = self._get(seq, slot.flags)
-            step.blobs.append(_blob(size, moved, data))
+            step.blobs.append(blob_of(size, moved, data))
             if (
                 data != slot.blob
             ):  # cells may have moved: a digest that does not depend on their order is worth its time
@@ -390,7 +394,7 @@ class Runner:
         changed = bytes(data) != slot.blob
         step.value = int(changed)
         slot.blob = bytes(data)
-        step.blobs.append(_blob(len(data), len(data), slot.blob))
+        step.blobs.append(blob_of(len(data), len(data), slot.blob))
         if slot.fd >= 0:
             os.ftruncate(slot.fd, 0)
             os.pwrite(slot.fd, slot.blob, 0)
@@ -484,7 +488,8 @@ class Runner:
                 pass
 
 
-def _blob(size: int, moved: int, data: bytes) -> Blob:
+def blob_of(size: int, moved: int, data: bytes) -> Blob:
+    """One save or restore call as the trace has it."""
     return Blob(size, moved, hashlib.sha256(data).hexdigest()[:16])
 
 

@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -25,7 +25,7 @@ import msgspec
 
 from subjects import child
 from subjects.child import Control, Job, Replay, Setup
-from subjects.scenario import ContextParams, Scenario
+from subjects.scenario import ContextParams, ModelRef, Scenario
 from subjects.trace import Batch, End, Facts, Row, Step, Trace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,7 +99,8 @@ class Sandbox:
     """A place where scenarios run.
 
     shim: compiled shim (subjects.builds). models: (path, n_gpu_layers) to load: before the first fork or, with one that
-    uses a GPU, in each worker.
+    uses a GPU, in each worker. driver: the compiled driver library for programs with a driver. drafts: where the models
+    of drafts are.
 
     Raises SandboxError when the library or a model cannot be loaded.
     """
@@ -109,10 +110,13 @@ class Sandbox:
         shim: Path,
         models: Sequence[tuple[Path, int]] = (),
         *,
+        driver: Path | None = None,
+        drafts: Mapping[ModelRef, Path] | None = None,
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
     ):
         self.shim, self.models = shim, list(models)
+        self.driver, self.drafts = driver, dict(drafts or {})
         self.limits = limits or Limits()
         self.stats = Stats()
         self._paces: dict[tuple[str, type], Pace] = {}
@@ -161,7 +165,9 @@ class Sandbox:
         self._selector.register(self._control, selectors.EVENT_READ)
         self._worker = 0
         self._number = 0
-        self._send(_ENCODE(Setup(str(self.shim), [(str(p), n) for p, n in self.models], self.limits.memory_mb)))
+        models = [(str(p), n) for p, n in self.models]
+        driver = str(self.driver) if self.driver else ""
+        self._send(_ENCODE(Setup(str(self.shim), models, self.limits.memory_mb, driver)))
         self._await_worker()
 
     def close(self) -> None:
@@ -231,7 +237,12 @@ class Sandbox:
         self, scenarios: Sequence[Scenario], model: Path, *, fresh: bool = True, fault: str = ""
     ) -> list[Trace]:
         """Run several scenarios in one round trip. Where one ends the worker, the rest runs in the next worker."""
-        return self._run([Job(s, str(model), fresh, fault) for s in scenarios])
+        return self._run([Job(s, str(model), fresh, fault, self._draft_of(s)) for s in scenarios])
+
+    def _draft_of(self, scenario: Scenario) -> str:
+        """Path of the draft's model; a model that is not there is refused by the child, as its own file would be."""
+        ref = scenario.driver.draft if scenario.driver else None
+        return "" if ref is None else str(self.drafts.get(ref, ref.label()))
 
     def replay_many(self, histories: Sequence[Replay]) -> list[Trace]:
         """Decode histories, each in a context of its own; the traces hold rows and the end, no steps and no facts."""

@@ -200,6 +200,76 @@ class Ask(Op, frozen=True, tag="ask"):
     flags: int = 0
 
 
+Route = Literal["cut", "host", "device", "whole"]
+Piece = Literal["target", "draft", "driver"]
+Mangling = Literal["empty", "short", "long", "magic", "width", "negative", "huge", "other"]
+PIECES: tuple[Piece, ...] = ("target", "draft", "driver")
+
+
+class Propose(Op, frozen=True, tag="propose"):
+    """One common_speculative_draft for several sequences, and the removal of what it leaves in the draft's memory.
+
+    The token that each sequence goes on with is `stream`'s at the next position, the greedy one of its last output row
+    for stream -1, or given by `last`, which is what references use. n_max: at most so many drafts, -1 for the driver's
+    own limit.
+    """
+
+    seqs: tuple[int, ...]
+    stream: int = 0
+    n_max: int = -1
+    last: tuple[int, ...] | None = None
+
+
+class Verify(Op, frozen=True, tag="verify"):
+    """One target decode of what the sequences proposed, processed by the driver, and what follows from it.
+
+    accept: how many drafts each sequence takes, -1 as many as greedy decoding of the target confirms; empty: that is
+    left to Accept. route: how a sequence that takes fewer gets rid of the rest: `cut` removes it from both memories;
+    `host`, `device` and `whole` restore what was saved before the batch (PARTIAL_ONLY, the same on the device, or
+    whole), the driver's state with it where it offers one, and process the accepted tokens again.
+    """
+
+    seqs: tuple[int, ...]
+    accept: tuple[int, ...] = ()
+    route: Route = "cut"
+
+
+class Accept(Op, frozen=True, tag="accept"):
+    """The `n` first drafts of a verification that was left open are taken, the rest is cut from both memories."""
+
+    seq: int
+    n: int
+
+
+class Checkpoint(Op, frozen=True, tag="checkpoint"):
+    """Save a sequence everywhere: target and draft memory with `flags`, and what the driver offers."""
+
+    seq: int
+    slot: int
+    flags: int = 0
+
+
+class Rewind(Op, frozen=True, tag="rewind"):
+    """Put `parts` of a checkpoint back into sequence `seq`, and cut the tails of both memories behind it."""
+
+    seq: int
+    slot: int
+    parts: tuple[Piece, ...] = PIECES
+
+
+class Mangle(Op, frozen=True, tag="mangle"):
+    """Change the driver's part of a checkpoint into one that no driver may take."""
+
+    slot: int
+    how: Mangling
+
+
+class Begin(Op, frozen=True, tag="begin"):
+    """common_speculative_begin with all that the sequence holds."""
+
+    seq: int
+
+
 AnyOp = (
     Decode
     | Draft
@@ -216,6 +286,13 @@ AnyOp = (
     | Reopen
     | Corrupt
     | Ask
+    | Propose
+    | Verify
+    | Accept
+    | Checkpoint
+    | Rewind
+    | Mangle
+    | Begin
 )
 OP_TYPES: tuple[type[Op], ...] = get_args(AnyOp)
 OP_NAMES: tuple[str, ...] = tuple(str(t.__struct_config__.tag) for t in OP_TYPES)
@@ -246,6 +323,40 @@ class ContextParams(Record, frozen=True):
     embeddings: bool = False
 
 
+DriverKind = Literal[
+    "draft-mtp",
+    "draft-eagle3",
+    "draft-simple",
+    "ngram-simple",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "ngram-cache",
+]
+
+
+class DriverParams(Record, frozen=True):
+    """A speculative driver (common_params_speculative) and how it is set up.
+
+    draft: the draft's model, None where the target's own file drafts (or nothing does: the ngram kinds). impl:
+    `native` is llama.cpp's own, `reference` is ours (subjects.drivers.reference). backend_sampling hides the draft's
+    logits. late: the draft context is made after the target has decoded something. ngram_*: sizes of the
+    ngram kinds.
+    """
+
+    kind: DriverKind
+    draft: ModelRef | None = None
+    impl: Literal["native", "reference"] = "native"
+    n_max: int = 3
+    n_min: int = 0
+    p_min: float = 0.0
+    backend_sampling: bool = False
+    late: bool = False
+    ngram_n: int = 4
+    ngram_m: int = 4
+    ngram_hits: int = 1
+
+
 class ModelRef(Record, frozen=True):
     """What is loaded: a recipe by name, version and seed, or a GGUF by path; the file's hash tells if it is still
     the same.
@@ -264,11 +375,14 @@ class ModelRef(Record, frozen=True):
 
 
 class Scenario(Record, frozen=True):
-    """A program. `note` is for people and takes no part in `key`."""
+    """A program. With a driver, a Decode is processed by it, and SeqRm cuts target and draft. `note` is for people and
+    takes no part in `key`.
+    """
 
     model: ModelRef
     ops: tuple[AnyOp, ...]
     params: ContextParams = ContextParams()
+    driver: DriverParams | None = None
     misuse: bool = False
     note: str = ""
     version: int = VERSION

@@ -111,7 +111,7 @@ class Shim:
 
     def new_context(self, model: int, p: ContextParams) -> int | None:
         """Handle of a new context, None when the library refuses the parameters."""
-        handle = self._lib.rd_ctx_new(model, _params(p))
+        handle = self._lib.rd_ctx_new(model, params_array(p))
         return None if handle is None else int(handle)
 
     def free_context(self, ctx: int) -> None:
@@ -248,14 +248,14 @@ class Shim:
         hidden_width = 4 * rows * n_embd if p.embeddings else 0
         buf = self._buffer(width + hidden_width)
         at = ct.addressof(buf)
-        n = int(self._lib.rd_replay(model, _params(p), words, len(words) // 4, at, at + width, rows))
+        n = int(self._lib.rd_replay(model, params_array(p), words, len(words) // 4, at, at + width, rows))
         got = max(n, 0)
         hidden = ct.string_at(at + width, 4 * got * n_embd) if p.embeddings else b""
         return n, ct.string_at(at, 4 * got * n_vocab), hidden
 
 
 @lru_cache(maxsize=4096)
-def _params(p: ContextParams) -> ct.Array[ct.c_int32]:
+def params_array(p: ContextParams) -> ct.Array[ct.c_int32]:
     """The parameters in the order of rd_ctx_new."""
     values = (
         p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max, p.n_rs_seq, p.kv_unified, GGML_TYPE[p.type_k], GGML_TYPE[p.type_v],

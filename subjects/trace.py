@@ -7,7 +7,7 @@ out of an untrusted child, so it is parsed strictly by msgspec and never unpickl
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -55,6 +55,28 @@ class Blob(msgspec.Struct, array_like=True):
     counts: str = ""
 
 
+class TapRow(NamedTuple):
+    """One row that went into the draft context. `hidden`: the float32 row it was paired with; only the first row of
+    each sequence in a decode has it, because only that one comes out of the driver's own state.
+    """
+
+    token: int
+    pos: int
+    seq: int
+    out: bool
+    hidden: bytes
+
+
+class Tap(NamedTuple):
+    """One decode of a draft context: return code, rows, and the logits of its output rows (empty where the backend
+    samples).
+    """
+
+    rc: int
+    rows: list[TapRow]
+    logits: bytes
+
+
 class Step(msgspec.Struct):
     """What one operation became and what was answered.
 
@@ -62,6 +84,9 @@ class Step(msgspec.Struct):
     value (bool as
     0/1), None for void. pos: (pos_min, pos_max) of every sequence afterwards. done: False when the call never returned.
     value: the answer of a query.
+    With a driver also: draft_pos: positions in the draft's memory. drafts: tokens drafted, for each sequence asked.
+    taps: the decodes of the draft context. Blobs of a checkpoint are target, draft and driver, size -1 where the
+    driver offers nothing.
     """
 
     op: int
@@ -74,6 +99,9 @@ class Step(msgspec.Struct):
     value: int | None = None
     skipped: str = ""
     done: bool = False
+    draft_pos: list[tuple[int, int]] = []
+    drafts: list[list[int]] = []
+    taps: list[Tap] = []
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -92,6 +120,10 @@ class Facts(msgspec.Struct, frozen=True):
     n_seq_max: int
     n_rs_seq: int
     can_shift: bool
+    n_draft_max: int = 0
+    """the longest draft after the driver's own limits, 0 without a driver"""
+    draft_shares: bool = False
+    """the draft context looks into the target's memory and has none of its own"""
 
     @property
     def memory(self) -> Literal["dense", "window", "recurrent", "hybrid"]:

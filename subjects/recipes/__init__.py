@@ -31,6 +31,9 @@ Tensors = list[list[Any]]
 
 Memory = Literal["dense", "window", "recurrent", "hybrid"]
 
+Role = Literal["plain", "driver"]
+"""plain: what every campaign may take; driver: a target or a draft that only the set-ups of `subjects.pairs` use"""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -54,6 +57,7 @@ class Recipe:
     about: str
     """one line: what is special, and what was measured"""
     build: Callable[[], tuple[Metadata, Tensors]]
+    role: Role = "plain"
 
     def data(self) -> dict[str, Any]:
         """Return the recipe as JSON-ready data: recipe, version, and `write_model`'s metadata and tensors."""
@@ -81,20 +85,20 @@ def _registry() -> dict[str, Recipe]:
     return dict(sorted(found.items()))
 
 
-def names() -> list[str]:
-    """Return the names of all recipes, sorted."""
-    return list(_registry())
+def names(*, drivers: bool = False) -> list[str]:
+    """Return the names of the plain recipes, with `drivers` those of all, sorted."""
+    return [recipe.name for recipe in all_recipes(drivers=drivers)]
 
 
-def all_recipes() -> list[Recipe]:
-    """Return all recipes, sorted by name."""
-    return list(_registry().values())
+def all_recipes(*, drivers: bool = False) -> list[Recipe]:
+    """Return the plain recipes, with `drivers` all, sorted by name."""
+    return [recipe for recipe in _registry().values() if drivers or recipe.role == "plain"]
 
 
 def get(name: str) -> Recipe:
-    """Return the recipe called `name`; raise KeyError with near matches if there is none."""
+    """Return the recipe called `name`, of whatever role; raise KeyError with near matches if there is none."""
     try:
         return _registry()[name]
     except KeyError:
-        near = difflib.get_close_matches(name, names()) or names()
+        near = difflib.get_close_matches(name, names(drivers=True)) or names()
         raise KeyError(f"no recipe is called {name!r}; did you mean {', '.join(near)}?") from None

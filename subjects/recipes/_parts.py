@@ -16,17 +16,20 @@ _SCALAR_TYPES = {bool: "bool", int: "u32", float: "f32", str: "str"}
 _ARRAY_TYPES = {bool: "bools", int: "i32s", float: "f32s", str: "strs"}
 
 
-def metadata(arch: str, keys: dict[str, Any]) -> Metadata:
+def metadata(arch: str, keys: dict[str, Any], *, words: bool = False) -> Metadata:
     """Return a model's metadata: the general keys, then `keys` with the prefix of the architecture.
 
-    The GGUF type follows the Python type (int u32, list of int i32s, ...); a pair (type, value) names it explicitly.
+    `words` gives the vocabulary texts (tok_0, tok_1, ...), which draft-simple compares. The GGUF type follows the
+    Python type (int u32, list of int i32s, ...); a pair (type, value) names it explicitly.
     """
     entries: Metadata = [
         ["general.architecture", "str", arch],
-        ["tokenizer.ggml.model", "str", "no_vocab"],
+        ["tokenizer.ggml.model", "str", "test" if words else "no_vocab"],
         [f"{arch}.vocab_size", "u32", VOCAB],
         [f"{arch}.context_length", "u32", CONTEXT],
     ]
+    if words:
+        entries.append(["tokenizer.ggml.tokens", "strs", [f"tok_{i}" for i in range(VOCAB)]])
     for key, value in keys.items():
         if isinstance(value, tuple):
             kind, value = value
@@ -58,13 +61,13 @@ def embedding(width: int) -> list[Any]:
     return ["token_embd.weight", [VOCAB, width], ["normal", 1.0]]
 
 
-def cycle_output(width: int) -> list[Any]:
-    """Return an output matrix under which token i leads to token 5i + 3 mod VOCAB.
+def cycle_output(width: int, multiplier: int = 5, offset: int = 3) -> list[Any]:
+    """Return an output matrix under which token i leads to token 5i + 3 mod VOCAB, or another such map.
 
     That map is one cycle through the whole vocabulary, so greedy text does not fall into a short loop as it does under
     a random matrix, and history shows as steps that leave the cycle. The factor gives logits a spread of about 3.
     """
-    return ["output.weight", [VOCAB, width], ["cycle", "token_embd.weight", 5, 3, 0.6]]
+    return ["output.weight", [VOCAB, width], ["cycle", "token_embd.weight", multiplier, offset, 0.6]]
 
 
 def ends(width: int, *, final_norm: str = "output_norm") -> Tensors:

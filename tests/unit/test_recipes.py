@@ -13,25 +13,33 @@ import pytest
 from subjects import recipes
 from subjects.ggufwriter import model_bytes, tensor_values, uniform_ints, write_model
 
-NAMES = recipes.names()
+NAMES = recipes.names(drivers=True)
 
 # Stored scenarios name a model by recipe, version and seed. A hash may change here only together with the version.
 GOLDEN = {
     ("deepseek4", 1): "db2c6097c54039eb7940063b15f429d605362a0f0dca06ff3750c37294c4368e",
+    ("eagle3-llama", 1): "c550a9dbd9551df295ff1ff83e5d03f2b73b515afad7b3555f78f9a9747545aa",
+    ("eagle3-qwen35", 1): "834afee0d23f49a28d5014e6eb49d9036b18a2048c8fa46a6d62ab4f534e9ddc",
     ("falcon-h1", 1): "ccf386383eb345703be21b879f16013c252e47f7038f0991e88115edbffb9ad1",
     ("gemma3", 1): "f96c46f382574afc02879e780a74035fe08434b36720aa295f45413a26554aac",
+    ("gemma4", 1): "052df4b6ab7f40b41eb933caa037884abca90b50ab7dcac3b2b78fba9aaf0d12",
+    ("gemma4-assistant", 1): "d161de181b0b675387747dc355d0549718f19acd64fd9a42581da7a59b5ffc11",
     ("granitehybrid", 1): "2d405f4e40d01bb04b640084da8a5ecff40cbb9bf5eab1ca3d760fb57955ce73",
     ("jamba", 1): "6c3f3da459a9657c29b3a7af0ed9d64588f3a3b71939c1577351fc320ade941e",
     ("lfm2", 1): "f40931ad7407aaf7d641b65bf67271aa31a30bd608a0fe31191e04a71da80d86",
     ("lfm2-swa", 1): "827603a3ded0a284292e376545cb5eaf3d81abcede1732805e1d0a33bb0d5eea",
     ("llama", 1): "06df2cf3545552d0ba52182b66d91923e8c8d5738bcb9399b49e9b28d51b6454",
+    ("llama-draft", 1): "f3a60f1643f0b3e515aefc52862a57c55ae3b51d5fbdcb6f07c4bac6cad71f4a",
     ("llama-h64", 1): "e66b560751381604770726d508f291b82d5b1bfa20771b16f746bae2c9141779",
+    ("llama-loop", 1): "60c699781f868f9d0bb68c1c2224ba2025d76d086f16f1a1c14582587be53d67",
+    ("llama-words", 1): "915bd6410a65de0d047bdede73eaeec29853acef150a17dc5a15d57e64cf32c5",
     ("mamba2", 1): "3d0a46ad0a5ff2b7a90e8af3d7125364b9b003e9f2ee295ee6e225f0f87433bd",
     ("nemotron_h", 1): "04e1a6e1791d7db3e702a86e6dba9c44c24c461ed3cddc4477405f26efcff6ac",
     ("qwen35", 1): "953717f6c6ddbc0f71f38cd6385acf43b21560543f94e503059f929209c88b6c",
     ("qwen3next", 1): "2513065d5fdcb24816062769d01b59e8339ab1cc04fe6067d4dfbba1ce5cc62b",
     ("qwen4exp", 1): "3642116e7c2e28d4dfcc45e9b9cf675324277db61cc1e238e967e6b286bf135c",
     ("rwkv7", 1): "4d05b60135078e356d0d6ce48ef8831dcfe69233872f7b4815c95a7b34544e9f",
+    ("step35", 1): "8b618df344eb3a256fe05e4cff9fabce98e7eac28c99bc95a7e7f327a568de56",
 }
 
 KEY = [["general.architecture", "str", "llama"]]
@@ -42,7 +50,7 @@ def written(name: str, seed: int = 0) -> bytes:
 
 
 def test_every_recipe_has_a_golden_hash() -> None:
-    assert sorted((r.name, r.version) for r in recipes.all_recipes()) == sorted(GOLDEN)
+    assert sorted((r.name, r.version) for r in recipes.all_recipes(drivers=True)) == sorted(GOLDEN)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,7 +105,25 @@ def test_facts_agree_with_the_metadata(name: str) -> None:
 
 def test_names_are_unique_and_sorted() -> None:
     assert sorted(set(NAMES)) == NAMES
-    assert [recipe.name for recipe in recipes.all_recipes()] == NAMES
+    assert [recipe.name for recipe in recipes.all_recipes(drivers=True)] == NAMES
+
+
+def test_recipes_for_drivers_are_not_among_the_plain_ones() -> None:
+    plain = recipes.all_recipes()
+    assert [recipe.name for recipe in plain] == recipes.names()
+    assert {recipe.role for recipe in plain} == {"plain"}
+    others = set(NAMES) - set(recipes.names())
+    assert others == {
+        "eagle3-llama",
+        "eagle3-qwen35",
+        "gemma4",
+        "gemma4-assistant",
+        "llama-draft",
+        "llama-loop",
+        "llama-words",
+        "step35",
+    }
+    assert {recipes.get(name).role for name in others} == {"driver"}
 
 
 def test_unknown_name_lists_near_ones() -> None:

@@ -1,0 +1,200 @@
+"""What the oracles of drivers share: which of them a wrong claim belongs to, and how it becomes a violation."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from oracles.account import Account
+from oracles.base import Oracle
+from oracles.drive import Driven, Held, key_of, program
+from oracles.rows import NAME_OF
+from oracles.verdict import Check, Verdict, Violation
+from subjects.contracts import rule
+from subjects.scenario import Accept, ContextParams, Op, Propose, Rewind, SeqRm, Verify
+
+Owner = Literal[
+    "pending_row", "verify_rows", "redraft", "driver_isolation", "driver_contract", "round_drafts", "drafting"
+]
+DOUBT = "between noise and error"
+
+
+def shaper(account: Account, held: Held) -> tuple[int, Op] | None:
+    """The last operation other than decodes and drafts that the sequence went through."""
+    shaped = held.claim.line.shaped
+    return (shaped[-1], account.ledger.scenario.ops[shaped[-1]]) if shaped else None
+
+
+def fresh_start(held: Held) -> bool:
+    """The row is that of a conversation that has just begun."""
+    return not held.claim.line.history.length
+
+
+def right_since(account: Account, held: Held) -> int | None:
+    """The step in which the sequence was right as it stands, if only other sequences were worked on since."""
+    assert account.driven is not None
+    c = held.claim
+    right = -1
+    for h in account.driven.held:
+        same = h.claim.seq == c.seq and h.claim.line.tokens == c.line.tokens and h.claim.line.shaped == c.line.shaped
+        if same and h.claim.step < c.step and not h.wrong and not h.ambiguous:
+            right = h.claim.step
+    if right < 0:
+        return None
+    between = [m for m in account.ledger.moments if right < m.step.op < c.step and not isinstance(m.op, Propose)]
+    others = [m for m in between if c.seq not in m.touched and m.touched]
+    return right if others and not any(c.seq in m.touched for m in between) else None
+
+
+def owner(account: Account, held: Held) -> Owner:
+    """The oracle that a wrong claim belongs to: the most specific thing that can be said of how it came to be."""
+    line = held.claim.line
+    if right_since(account, held) is not None or fresh_start(held):
+        return "driver_isolation"
+    found = shaper(account, held)
+    if line.unoffered:
+        return "driver_contract"
+    if found is None:
+        return "drafting"
+    _, op = found
+    if isinstance(op, SeqRm):
+        return "driver_contract" if op.lo.at != "open" else "drafting"
+    if isinstance(op, Accept):
+        ops = account.ledger.scenario.ops
+        return "verify_rows" if any(isinstance(ops[i], Rewind) for i in line.shaped) else "round_drafts"
+    if isinstance(op, Rewind):
+        return "pending_row" if held.row_wrong else "redraft"
+    return "round_drafts" if isinstance(op, Verify) else "drafting"
+
+
+def params_at(account: Account, step: int) -> ContextParams:
+    """Parameters of the context in which a step ran."""
+    return account.ledger.moments[step].params
+
+
+def seen(held: Held) -> str:
+    """What is wrong, in words."""
+    c = held.claim
+    if held.misplaced:
+        what = "none" if c.pos < 0 else f"position {c.pos}"
+        return f"the draft's memory must get a row at position {c.want_pos} first, but it gets {what}"
+    if held.row_wrong:
+        return (
+            f"the token at position {c.want_pos} is paired with a hidden row that is off by {held.row_error:.3g} "
+            f"(honest differences here stay below {held.row_band:.2g})"
+        )
+    if held.tokens_wrong:
+        return f"it drafts {list(c.drafts)}, a clean context drafts {list(held.expected)}" + (
+            f" and prefers its own token by {held.gap:.3g}" if math.isfinite(held.gap) else ""
+        )
+    return (
+        f"{held.changed} of {len(held.expected)} draft logit rows differ, by {held.error:.3g} at most (honest "
+        f"differences here stay below {held.band:.2g})"
+    )
+
+
+def what(held: Held) -> Literal["row", "tokens", "logits"]:
+    """Which observable is wrong."""
+    return "row" if held.row_wrong else "tokens" if held.tokens_wrong else "logits"
+
+
+def where(account: Account, held: Held) -> str:
+    """The claim in words."""
+    c, found = held.claim, shaper(account, held)
+    after = f" after operation {found[0]} ({NAME_OF[type(found[1])]})" if found else ""
+    doing = "drafts" if c.last >= 0 else "goes on"
+    return f"sequence {c.seq} {doing} behind {c.line.history.length} tokens in operation {c.step}{after}"
+
+
+def violation(
+    oracle: str,
+    account: Account,
+    held: Held,
+    *,
+    key: str,
+    clause: str,
+    because: str,
+    kind: Literal["fault", "contract"] = "fault",
+    suspects: tuple[int, ...] | None = None,
+) -> Violation:
+    """A violation that a reproducer shows by comparing one draft with that of a clean target, draft and driver."""
+    c = held.claim
+    scenario = account.ledger.scenario
+    reference = None
+    if c.line.history.length:
+        reference = program(scenario.model, key_of(c, scenario, params_at(account, c.step)))
+    row = held.row_wrong
+    check = Check(
+        kind="draft",
+        step=c.step,
+        seq=c.seq,
+        what=what(held),
+        expected=held.expected,
+        band=held.row_band if row else held.band,
+        reference=reference,
+    )
+    error = held.row_error if row else held.error
+    band = held.row_band if row else held.band
+    return Violation(
+        oracle=oracle,
+        key=key,
+        rule=rule(clause),
+        because=because,
+        check=check,
+        kind=kind,
+        error=error if math.isfinite(error) else 0.0,
+        band=band,
+        nmse=held.nmse,
+        suspects=tuple(reversed(c.line.shaped)) if suspects is None else suspects,
+        rungs=rungs(held),
+    )
+
+
+def rungs(held: Held) -> tuple[str, ...]:
+    """What the verdict stands on."""
+    lines = []
+    if math.isfinite(held.row_error):
+        ratio = held.row_error / held.row_band if held.row_band else float("inf") if held.row_error else 0.0
+        lines.append(
+            f"paired row: off by {held.row_error:.3g}, honest differences stay below {held.row_band:.2g} "
+            f"({ratio:,.0f} times)"
+        )
+    if held.claim.last >= 0 and len(held.claim.given.logits):
+        ratio = held.error / held.band if held.band else 0.0
+        lines.append(
+            f"draft logits: {held.changed} of {len(held.claim.given.logits)} rows changed, by {held.error:.3g} at "
+            f"most, honest differences stay below {held.band:.2g} ({ratio:,.0f} times)"
+        )
+    if held.at >= 0:
+        tie = "no near tie" if held.tokens_wrong else "a near tie, no divergence"
+        lines.append(f"draft tokens: number {held.at} differs, {tie}")
+    return tuple(lines)
+
+
+class DraftOracle(Oracle):
+    """Base of the oracles that judge claims on drafts; each says which claims are its own."""
+
+    driver = True
+
+    def mine(self, account: Account, held: Held) -> bool:
+        """Whether a claim, right or wrong, is one that this oracle speaks of."""
+        raise NotImplementedError
+
+    def violated(self, account: Account, held: Held) -> Violation:
+        """The violation of a wrong claim."""
+        raise NotImplementedError
+
+    def judge(self, account: Account) -> Verdict:
+        """Judge every claim of its own."""
+        driven: Driven | None = account.driven
+        if driven is None:
+            return Verdict(oracle=self.name, unknown=("there is no driver",))
+        mine = [h for h in driven.held if self.mine(account, h)]
+        unknown = [DOUBT for h in mine if h.ambiguous]
+        wrong = [h for h in mine if h.wrong and owner(account, h) == self.name]
+        return Verdict(
+            oracle=self.name,
+            violations=tuple(self.violated(account, h) for h in wrong),
+            compared=len(mine) - len(unknown),
+            unknown=(*unknown, *driven.drive.unknown, *driven.unjudged) if self.name == "drafting" else tuple(unknown),
+        )

@@ -1,0 +1,514 @@
+"""The ledger of programs with a driver: what target memory, draft memory and driver hold of every sequence.
+
+A sequence has three holders: the target's memory, the draft's memory, and what the driver carries between calls (the
+hidden row that its next token is paired with). They are in step when all three stand behind the same tokens; then the
+draft is a function of these tokens and the next one alone, whatever rounds, rollbacks and restores led there, and that
+is what is claimed. Where the caller left a part out of a restore that the driver offers, nothing is claimed. Where the
+driver offers no state, the restore is held to what it must do all the same: it is the driver that keeps the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from oracles.ledger import EMPTY, History, Ledger, Moment, RowClaim, Seg, cut
+from subjects.scenario import (
+    ON_DEVICE,
+    PARTIAL,
+    Accept,
+    Ask,
+    Begin,
+    Checkpoint,
+    Decode,
+    Mangle,
+    Op,
+    Propose,
+    Reopen,
+    Rewind,
+    Scenario,
+    SeqRm,
+    Verify,
+)
+from subjects.trace import Batch, Floats, Step, Tap, Trace
+
+Tokens = tuple[int, ...]
+# ngram kinds that learn while they draft: what they must answer depends on their own calls, not on the tokens alone
+LEARNS = ("ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+CARRIES = ("draft-mtp", "draft-eagle3")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A call of the driver, for a reference of a kind that learns to repeat."""
+
+    what: str
+    tokens: Tokens = ()
+    n: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one sequence must hold.
+
+    tokens: in the target's memory. draft: behind which tokens the draft's memory stands, None for none that is known;
+    carry: the same of the row that the driver carries. undefined: why nothing can be said. open: tokens before the
+    verification that is still open, -1 for none. proposed: the drafts of its last proposal, None for none. seeded: the
+    last position of the draft's memory is filled (eagle3 is one behind until then). shaped: operations other than
+    decodes and drafts that it went through. unoffered: the last restore had no state of the driver to put back.
+    """
+
+    history: History = EMPTY
+    draft: Tokens | None = ()
+    carry: Tokens | None = ()
+    undefined: str = ""
+    open: int = -1
+    last: int = -1
+    proposed: Tokens | None = None
+    seeded: bool = False
+    shaped: tuple[int, ...] = ()
+    unoffered: bool = False
+    was_cut: bool = False
+    events: tuple[Event, ...] = ()
+
+    @property
+    def tokens(self) -> Tokens:
+        """Tokens in the target's memory."""
+        return self.history.tokens() or ()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the trace shows of one claim: the paired row (None where it cannot be seen) and draft logits, row by row."""
+
+    hidden: Floats | None
+    logits: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class DraftClaim:
+    """Sequence `seq` stands behind `line.tokens` and was asked to draft behind `last` (-1: only the paired row was
+    seen). `pos`: position of the paired row, `want_pos` where it must be."""
+
+    step: int
+    seq: int
+    line: Line
+    last: int
+    n_max: int
+    drafts: Tokens
+    given: Given
+    pos: int
+    want_pos: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a checkpoint must give back."""
+
+    line: Line
+    flags: int
+    offered: bool
+    epoch: int
+    mangled: str = ""
+    number: int = -1
+
+
+@dataclass(slots=True)
+class Drive:
+    """The driver's part of the account of one trace. offers: what get_state was seen to give. mute: refusals that
+    nothing told of, as (step, mangling)."""
+
+    claims: list[DraftClaim] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    refusals: list[tuple[int, str, bool]] = field(default_factory=list)
+    lines: list[dict[int, Line]] = field(default_factory=list)
+    targets: dict[int, Line] = field(default_factory=dict)
+
+
+def read(scenario: Scenario, trace: Trace) -> tuple[Ledger, Drive]:
+    """Fold a trace into its account; rows of the target are claimed as those of plain decoding are."""
+    fold = _Fold(scenario, trace)
+    for step in trace.steps:
+        fold.step(step)
+    return fold.ledger, fold.drive
+
+
+class _Fold:
+    def __init__(self, scenario: Scenario, trace: Trace):
+        assert scenario.driver is not None
+        self.ledger, self.drive = Ledger(scenario, trace), Drive()
+        self.kind = scenario.driver.kind
+        self.kept: dict[int, Kept] = {}
+        self.epoch = -1
+        self.saves = 0
+        self.device: dict[int, int] = {}
+        self._open()
+
+    def _open(self) -> None:
+        self.epoch += 1
+        trace = self.ledger.trace
+        i = min(self.epoch, len(trace.facts) - 1)
+        self.facts, self.params = trace.facts[i], trace.params[i]
+        self.lines = {s: Line() for s in range(self.params.n_seq_max)}
+        self.device.clear()
+
+    def step(self, step: Step) -> None:
+        """Take one step."""
+        op = self.ledger.scenario.ops[step.op]
+        before = {s: line.history for s, line in self.lines.items()}
+        m = Moment(step, op, self.facts, self.params, dict(before))
+        self.ledger.moments.append(m)
+        if step.done and not step.skipped:
+            was = dict(self.lines)
+            _RULES[type(op)](self, op, m)
+            m.touched = frozenset(s for s, line in self.lines.items() if was.get(s) != line)
+            if isinstance(op, Reopen):
+                m.facts, m.params = self.facts, self.params
+        m.after = {s: line.history for s, line in self.lines.items()}
+        self.drive.lines.append(dict(self.lines))
+
+    # --- decoding -----------------------------------------------------------------------------------------------------
+
+    def _rows(self, batch: Batch, m: Moment, firsts: dict[int, tuple[int, Floats]]) -> None:
+        """A batch that the target took and the driver processed."""
+        by_seq: dict[int, list[tuple[int, int, int]]] = {}
+        k = 0
+        for r in batch.rows:
+            number = batch.first + k if r.out and batch.first >= 0 else -1
+            k += r.out
+            by_seq.setdefault(r.seq, []).append((r.pos, r.token, number))
+        for seq, rows in by_seq.items():
+            line = self.lines[seq]
+            if rows[0][0] != line.history.length:
+                self.lines[seq] = replace(line, undefined="decoded at a position that the ledger does not expect")
+                continue
+            line = self._heard(line, m.step)
+            self._claim_first(line, seq, firsts.get(seq), m)
+            self.lines[seq] = self._extend(line, seq, rows, m, mixed=len(by_seq) > 1)
+
+    def _heard(self, line: Line, step: Step) -> Line:
+        """After a cut, of which no call tells the driver, a warning is as good as being right."""
+        return replace(line, was_cut=False) if line.was_cut and line.carry != line.tokens and step.log else line
+
+    def _expects(self, line: Line) -> str:
+        """Why nothing is claimed of the row that the driver carries, "" when something is."""
+        if line.undefined:
+            return line.undefined
+        if self.kind in CARRIES and line.carry != line.tokens and line.history.length and not line.was_cut:
+            return "the driver carries a row of other tokens"
+        return ""
+
+    def _claim_first(self, line: Line, seq: int, first: tuple[int, Floats] | None, m: Moment) -> None:
+        """The first row of a processed batch is paired with the row that the driver carries."""
+        if self.kind not in CARRIES or self.facts.draft_shares:
+            return
+        lag = int(self.kind == "draft-eagle3")
+        if lag and (line.seeded or not line.history.length):
+            return  # nothing is waiting: the batch begins with a row of its own
+        if reason := self._expects(line):
+            self.drive.unknown.append(reason)
+            return
+        pos, hidden = first or (-1, np.empty(0, np.float32))
+        none = np.empty((0, 0), np.float32)
+        self.drive.claims.append(
+            DraftClaim(m.step.op, seq, line, -1, -1, (), Given(hidden, none), pos, line.history.length - lag)
+        )
+
+    def _extend(self, line: Line, seq: int, rows: list[tuple[int, int, int]], m: Moment, *, mixed: bool) -> Line:
+        h = line.history
+        new = tuple(t for _, t, _ in rows)
+        shown = [number for _, _, number in rows if number >= 0]
+        out: str = "none" if not shown else "all" if len(shown) == len(rows) else "last"
+        seg = Seg(h.length, new, out)  # type: ignore[arg-type]
+        kinds = h.kinds | ({"mixed"} if mixed else set())
+        if self.params.kv_unified and any(x.history.length for s, x in self.lines.items() if s != seq):
+            kinds |= {"cells"}
+        items = (*h.items, seg)
+        if not line.undefined:
+            for j, (pos, _, number) in enumerate(rows):
+                if number >= 0:
+                    ref = h.outputs + (j if out == "all" else 0)
+                    self.ledger.rows.append(
+                        RowClaim(m.step.op, number, seq, items, ref, frozenset(kinds), line.shaped, True, False, pos,
+                                 self.params)
+                    )  # fmt: skip
+        history = History(items, h.length + len(new), h.shaped, frozenset(kinds), None, False, h.outputs + len(shown))
+        tokens = history.tokens()
+        in_step = line.draft == line.tokens
+        if self.kind in CARRIES and line.history.length and not line.was_cut:
+            in_step = in_step and line.carry == line.tokens
+        return replace(
+            line,
+            history=history,
+            draft=tokens if in_step or self.facts.draft_shares else None,
+            carry=tokens,
+            proposed=None,
+            seeded=False,
+            was_cut=False,
+            events=(*line.events, Event("decode", new)),
+        )
+
+    def _decode(self, op: Decode, m: Moment) -> None:
+        self._batches(m)
+
+    def _batches(self, m: Moment) -> bool:
+        """Take the step's batches in turn; False when one was not taken."""
+        taps = list(m.step.taps)
+        for batch in m.step.batches:
+            if batch.rc != 0 or m.step.rc == -100:
+                for seq in {r.seq for r in batch.rows}:
+                    self.lines[seq] = replace(self.lines[seq], undefined="a decode failed")
+                return False
+            self._rows(batch, m, _firsts(taps, {r.seq for r in batch.rows}))
+        return True
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def _propose(self, op: Propose, m: Moment) -> None:
+        for seq, last, drafts in zip(op.seqs, m.step.args, m.step.drafts, strict=True):
+            line = self._heard(self.lines[seq], m.step)
+            reason = self._expects(line)
+            if not reason and line.open >= 0:
+                reason = "a verification is open"
+            if not reason and not line.history.length:
+                reason = "there is nothing to draft from"
+            if not reason and self.kind == "ngram-mod" and sum(bool(x.events) for x in self.lines.values()) > 1:
+                reason = "ngram-mod shares on purpose what it learns"
+            if not reason and line.draft != line.tokens and not self.facts.draft_shares:
+                reason = "the draft's memory holds other tokens"
+            if reason:
+                self.drive.unknown.append(reason)
+            else:
+                pos, got = given(m.step, seq, self.facts.n_vocab, self.kind in CARRIES)
+                lag = int(self.kind == "draft-eagle3")
+                self.drive.claims.append(
+                    DraftClaim(m.step.op, seq, line, last, op.n_max, tuple(drafts), got, pos, line.history.length - lag)
+                )
+            self.lines[seq] = replace(
+                line,
+                last=last,
+                proposed=tuple(drafts),
+                seeded=True,
+                events=(*line.events, Event("propose", (last,), op.n_max)),
+            )
+
+    def _verify(self, op: Verify, m: Moment) -> None:
+        mine = [s for s in op.seqs if self.lines[s].proposed is not None and self.lines[s].open < 0]
+        before = {s: self.lines[s] for s in mine}
+        batches = list(m.step.batches)
+        m.step.batches = batches[:1]
+        ok = self._batches(m)
+        m.step.batches = batches
+        if not ok:
+            return
+        again = {r.seq for b in batches[1:] for r in b.rows}
+        for s, k in zip(mine, m.step.args, strict=False) if op.accept else []:
+            was = before[s]
+            assert was.proposed is not None
+            if s in again:
+                self._back(s, was, op, m)
+            else:
+                self._taken(s, was, k, m, rolled=k < len(was.proposed))
+        if not op.accept:
+            for s in mine:
+                self.lines[s] = replace(
+                    self.lines[s], open=before[s].history.length, proposed=before[s].proposed, last=before[s].last
+                )
+        for batch in batches[1:]:
+            if batch.rc != 0:
+                for s in {r.seq for r in batch.rows}:
+                    self.lines[s] = replace(self.lines[s], undefined="a decode failed")
+                continue
+            taps = m.step.taps[len(m.step.taps) // 2 :]  # as many for each batch
+            self._rows(batch, m, _firsts(taps, {r.seq for r in batch.rows}))
+            for s in {r.seq for r in batch.rows}:
+                n = sum(r.seq == s for r in batch.rows) - 1
+                self.lines[s] = replace(self.lines[s], events=(*before[s].events, Event("verify", (), n)))
+
+    def _back(self, seq: int, was: Line, op: Verify, m: Moment) -> None:
+        """The sequence was put back to where it was before the batch."""
+        offered = self.kind not in CARRIES or m.step.blobs[-1].size >= 0
+        h = replace(was.history, kinds=was.history.kinds | {"cells", "split"}, outputs=was.history.outputs)
+        self.lines[seq] = replace(was, history=h, proposed=None, shaped=(*was.shaped, m.step.op), unoffered=not offered)
+
+    def _taken(self, seq: int, was: Line, k: int, m: Moment, *, rolled: bool) -> None:
+        line = self.lines[seq]
+        at = was.history.length + 1 + k
+        tokens = line.tokens[:at]
+        line = replace(
+            line,
+            history=cut(line.history, at) if rolled else line.history,
+            draft=tokens if line.draft is not None else None,
+            carry=tokens if line.carry is not None else None,
+            events=(*was.events, Event("verify", (), k)),
+        )
+        if rolled:
+            line = replace(line, shaped=(*line.shaped, m.step.op), unoffered=False)
+        if rolled and self._stale(m, seq, was):
+            line = replace(line, undefined="rolled back further than the last ubatch (known fault stale-rollback)")
+        if not m.step.value:
+            line = replace(line, undefined="a removal was refused")
+        self.lines[seq] = line
+
+    def _stale(self, m: Moment, seq: int, was: Line) -> bool:
+        """Recurrent parts go back within the sequence's last ubatch only; sequences of unequal length share one."""
+        if not (self.facts.recurrent or self.facts.hybrid):
+            return False
+        rows = [r for b in m.step.batches[:1] for r in b.rows]
+        if not rows:
+            return False
+        counts = {s: sum(r.seq == s for r in rows) for s in {r.seq for r in rows}}
+        return len(set(counts.values())) > 1 or len(rows) > self.facts.n_ubatch
+
+    def _accept(self, op: Accept, m: Moment) -> None:
+        line = self.lines[op.seq]
+        assert line.proposed is not None
+        k = m.step.args[1]
+        rolled = k < len(line.proposed)
+        was = replace(line, history=cut(line.history, line.open))
+        unoffered, shaped = line.unoffered, line.shaped
+        self._taken(op.seq, was, k, m, rolled=rolled)
+        after = replace(self.lines[op.seq], open=-1, proposed=None, shaped=(*shaped, m.step.op), unoffered=unoffered)
+        if (
+            rolled
+            and (self.facts.recurrent or self.facts.hybrid)
+            and any(isinstance(self.ledger.scenario.ops[i], Rewind) for i in shaped)
+        ):
+            after = replace(after, undefined="rolled back behind a restore, where no earlier state is kept")
+        self.lines[op.seq] = after
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _checkpoint(self, op: Checkpoint, m: Moment) -> None:
+        offered = m.step.blobs[-1].size >= 0
+        self.saves += 1
+        if op.flags & ON_DEVICE:
+            self.device[op.seq] = self.saves
+        self.kept[op.slot] = Kept(self.lines[op.seq], op.flags, offered, self.epoch, "", self.saves)
+
+    def _mangle(self, op: Mangle, m: Moment) -> None:
+        self.kept[op.slot] = replace(self.kept[op.slot], mangled=op.how)
+
+    def _rewind(self, op: Rewind, m: Moment) -> None:
+        kept, line = self.kept[op.slot], self.lines[op.seq]
+        saved = kept.line
+        want = saved.tokens
+        undefined = saved.undefined if "target" in op.parts else line.undefined
+        if not m.step.rc or not m.step.value:
+            undefined = undefined or "a part was refused"
+        if kept.flags & ON_DEVICE and (kept.epoch != self.epoch or self.device.get(op.seq) != kept.number):
+            undefined = undefined or "an older or foreign handle of the device"
+        if kept.flags & PARTIAL and line.tokens[: len(want)] != want:
+            undefined = undefined or "partial restore onto something that does not hold the saved prefix"
+        if "target" in op.parts:
+            kinds = saved.history.kinds | {"cells", "split"}
+            history = replace(saved.history, kinds=kinds)
+            base = replace(saved, history=history, events=saved.events)
+        else:
+            history, base = line.history, line
+        n = history.length
+        draft = saved.draft if "draft" in op.parts else line.draft
+        draft = draft if draft is None else draft[:n]
+        everything = {"target", "draft"} <= set(op.parts) or (self.facts.draft_shares and "target" in op.parts)
+        carry = line.carry
+        unoffered = False
+        if "driver" in op.parts and kept.mangled:
+            self.drive.refusals.append((m.step.op, kept.mangled, bool(m.step.log)))
+        elif "driver" in op.parts and kept.offered:
+            carry = saved.carry
+        elif "driver" in op.parts and everything and self.kind in (*CARRIES, *LEARNS):
+            carry, unoffered = saved.carry, carry != saved.carry or self.kind in LEARNS or base.open >= 0
+        self.lines[op.seq] = replace(
+            base,
+            history=history,
+            draft=draft,
+            carry=carry,
+            undefined=undefined,
+            seeded=(saved if "draft" in op.parts else line).seeded,
+            shaped=(*line.shaped, *([] if not set(op.parts) else [m.step.op])),
+            unoffered=unoffered,
+        )
+
+    def _seq_rm(self, op: SeqRm, m: Moment) -> None:
+        line = self.lines[op.seq]
+        if not m.step.rc:
+            self.lines[op.seq] = replace(line, undefined="a removal was refused in one of the memories")
+            return
+        at = m.step.args[1]
+        if at == 0:
+            # nothing of what was there before may matter from here on
+            self.lines[op.seq] = Line(shaped=(*line.shaped, m.step.op))
+            return
+        if at >= line.history.length:
+            return
+        undefined = line.undefined
+        if self.facts.recurrent or self.facts.hybrid:
+            undefined = undefined or "a recurrent state was cut outside a round"
+        draft = line.draft[:at] if line.draft is not None else None
+        self.lines[op.seq] = replace(
+            line,
+            history=cut(line.history, at),
+            draft=draft,
+            proposed=None,
+            undefined=undefined,
+            was_cut=self.kind in CARRIES,
+            shaped=(*line.shaped, m.step.op),
+            unoffered=False,
+            seeded=False,
+        )
+
+    def _begin(self, op: Begin, m: Moment) -> None:
+        line = self.lines[op.seq]
+        self.lines[op.seq] = replace(line, events=(*line.events, Event("begin")))
+
+    def _reopen(self, op: Reopen, m: Moment) -> None:
+        self._open()
+
+    def _ask(self, op: Ask, m: Moment) -> None:
+        pass
+
+
+def _firsts(taps: Iterable[Tap], seqs: set[int]) -> dict[int, tuple[int, Floats]]:
+    """(position, paired row) of the first row of each sequence that went into the draft context."""
+    found: dict[int, tuple[int, Floats]] = {}
+    for _, rows, _ in taps:
+        for _, pos, seq, _, hidden in rows:
+            if seq in seqs and seq not in found and hidden:
+                found[seq] = (pos, np.frombuffer(hidden, np.float32))
+        break
+    return found
+
+
+def given(step: Step, seq: int, n_vocab: int, carries: bool) -> tuple[int, Given]:
+    """What a proposal shows of one sequence: position and row of its first pairing, and logits draft by draft."""
+    pos, hidden = -1, None
+    logits: list[Floats] = []
+    for _, rows, data in step.taps:
+        k = 0
+        table = np.frombuffer(data, np.float32).reshape(-1, n_vocab) if data else None
+        for r in rows:
+            if r.seq == seq and pos < 0:
+                pos = r.pos
+                hidden = np.frombuffer(r.hidden, np.float32) if r.hidden and carries else None
+            if r.out:
+                if r.seq == seq and table is not None and k < len(table):
+                    logits.append(table[k])
+                k += 1
+    return pos, Given(hidden, np.stack(logits) if logits else np.empty((0, n_vocab), np.float32))
+
+
+_RULES: dict[type[Op], Callable[..., None]] = {
+    Decode: _Fold._decode,
+    Propose: _Fold._propose,
+    Verify: _Fold._verify,
+    Accept: _Fold._accept,
+    Checkpoint: _Fold._checkpoint,
+    Rewind: _Fold._rewind,
+    Mangle: _Fold._mangle,
+    Begin: _Fold._begin,
+    SeqRm: _Fold._seq_rm,
+    Reopen: _Fold._reopen,
+    Ask: _Fold._ask,
+}

@@ -1,0 +1,73 @@
+"""The native driver against our own: on the same program both draft the same tokens."""
+
+from __future__ import annotations
+
+import msgspec
+
+from oracles.account import Account
+from oracles.base import Oracle, OracleFailure
+from oracles.verdict import Check, Verdict, Violation
+from subjects.contracts import rule
+from subjects.scenario import Mangle, Op, Rewind, Scenario
+
+
+class TwoDriversFailure(OracleFailure):
+    """llama.cpp's driver and ours draft different tokens."""
+
+
+class TwoDrivers(Oracle):
+    """Drafts of llama.cpp's draft-mtp against those of the one in Python, operation by operation.
+
+    Both run without the driver's part in restores, because ours offers more of it: they must agree on what a driver
+    does with the wrong row just as well.
+    """
+
+    name = "two_drivers"
+    title = "native against reference"
+    failure = TwoDriversFailure
+    rank = 25
+    driver = True
+
+    def judge(self, account: Account) -> Verdict:
+        """Two runs are needed."""
+        return Verdict(oracle=self.name, unknown=("the other driver was not run",))
+
+    def base(self, scenario: Scenario) -> Scenario | None:
+        """The program that both run, None where ours knows no such driver."""
+        d = scenario.driver
+        if d is None or d.kind != "draft-mtp" or d.impl != "native" or d.backend_sampling:
+            return None
+        ops: list[Op] = []
+        for op in scenario.ops:
+            if isinstance(op, Rewind):
+                op = msgspec.structs.replace(op, parts=tuple(p for p in op.parts if p != "driver"))
+            if not isinstance(op, Mangle):
+                ops.append(op)
+        return msgspec.structs.replace(scenario, ops=tuple(ops))
+
+    def variant(self, scenario: Scenario) -> Scenario | None:
+        """The same program with our driver."""
+        base = self.base(scenario)
+        if base is None or base.driver is None:
+            return None
+        return msgspec.structs.replace(base, driver=msgspec.structs.replace(base.driver, impl="reference"))
+
+    def compare(self, account: Account, variant: Account) -> Verdict:
+        """Draft by draft, as far as both ran."""
+        compared = 0
+        for a, b in zip(account.ledger.trace.steps, variant.ledger.trace.steps, strict=False):
+            if not a.drafts and not b.drafts:
+                continue
+            compared += 1
+            if a.drafts != b.drafts:
+                found = Violation(
+                    oracle=self.name,
+                    key="two_drivers",
+                    rule=rule("propose.drafts"),
+                    because=f"In operation {a.op} llama.cpp's draft-mtp drafts {a.drafts}, the same algorithm in "
+                    f"Python {b.drafts}; both saw the same program.",
+                    check=Check(kind="draft", step=a.op, what="two drivers"),
+                    suspects=(a.op,),
+                )
+                return Verdict(oracle=self.name, violations=(found,), compared=compared)
+        return Verdict(oracle=self.name, compared=compared)
