@@ -53,9 +53,9 @@ class Report:
         return bool(self.checks) and all(c.state != "FAILED" for c in self.checks)
 
 
-def run(build_path: Path | None, as_json: bool) -> int:
+def run(build_path: Path | None, as_json: bool, llama_src: Path | None = None) -> int:
     """Examine a build (None: the installed llama-cpp-python) and print the answer; 0 when it can be tested, else 2."""
-    report = examine(build_path)
+    report = examine(build_path, llama_src)
     if as_json:
         document = {
             "ok": report.ok,
@@ -69,8 +69,11 @@ def run(build_path: Path | None, as_json: bool) -> int:
     return 0 if report.ok else 2
 
 
-def examine(build_path: Path | None) -> Report:
-    """Find the build, compile the shim, ask the library, and prove a restore; stops at the first thing that fails."""
+def examine(build_path: Path | None, llama_src: Path | None = None) -> Report:
+    """Find the build, compile the shim, ask the library, and prove a restore; stops at the first thing that fails.
+
+    The drivers are no such thing: everything that needs none runs without them.
+    """
     report = Report(facts={"cores": cores(), "memory_mib": memory_mib(), "cache": str(builds.cache_dir())})
     step = "build found"
     try:
@@ -107,8 +110,22 @@ def examine(build_path: Path | None) -> Report:
         what, _, rest = str(e).partition("\n")
         report.checks.append(Check(step, "FAILED", what, rest))
         return report
-    report.checks += prove(shim)
+    report.checks += [_drivers(build, llama_src, report.facts), *prove(shim)]
     return report
+
+
+def _drivers(build: Build, llama_src: Path | None, facts: dict[str, Any]) -> Check:
+    name = "speculative drivers compile and load"
+    started = time.perf_counter()
+    try:
+        library = builds.driver_library(build, llama_src)
+        builds.check_loads(library, what="driver")
+    except BadBuild as e:
+        what, _, rest = str(e).partition("\n")
+        return Check(name, "warning", what, f"no driver can be tested, everything else can\n{rest}".strip())
+    facts |= {"drivers": str(library), "driver_headers": str(builds.driver_sources(build, llama_src) / "common")}
+    own = ", speculative.cpp of the checkout" if llama_src else ""
+    return Check(name, "ok", f"{time.perf_counter() - started:.2f} s{own}")
 
 
 def _age(build: Build) -> Check:

@@ -26,6 +26,7 @@ from subjects.scenario import (
     Part,
     Propose,
     Scenario,
+    SeqRm,
     Verify,
     token,
 )
@@ -125,6 +126,11 @@ def key_of(claim: DraftClaim, scenario: Scenario, params: ContextParams) -> Key:
     return Key(p, d, (Event("decode", claim.line.tokens),), max(claim.last, 0))
 
 
+def plain_driver(d: DriverParams) -> DriverParams:
+    """The driver of references: llama.cpp's own, which samples where logits can be read and drafts as far as it can."""
+    return msgspec.structs.replace(d, impl="native", backend_sampling=False, late=False, n_min=0, p_min=0.0)
+
+
 def program(model: ModelRef, key: Key) -> Scenario:
     """The reference as a scenario."""
     ops: list[AnyOp] = []
@@ -186,76 +192,82 @@ class Bands:
 
 
 class DriverBands:
-    """How much honest runs of one history differ in rows and drafts, measured for parameters and a driver."""
+    """How much honest runs of one history differ in rows and drafts, measured for parameters and a driver.
+
+    Drafts are compared only between programs that hand the driver everything in one call: what it carries from call to
+    call is under test. How far a split of the tokens moves the rows that drafts are made from widens the band.
+    """
 
     def __init__(self, model: ModelRef, run: Run, n_vocab: int):
         self._model, self._run, self._vocab = model, run, n_vocab
         self._known: dict[tuple[ContextParams, DriverParams], Bands | None] = {}
 
-    def band(self, key: Key) -> Bands | None:
-        """None where no honest run worked."""
-        params = msgspec.structs.replace(key.params, n_batch=64, n_seq_max=2)
-        which = (params, key.driver)
+    def band(self, params: ContextParams, driver: DriverParams) -> Bands | None:
+        """For the subject's parameters; None where no honest run worked."""
+        p = msgspec.structs.replace(params, n_batch=64, n_ubatch=64, n_seq_max=2, n_threads=1)
+        which = (p, driver)
         if which not in self._known:
-            self._known[which] = self._measure(params, key.driver)
+            self._known[which] = self._measure(p, driver)
         return self._known[which]
 
     def _measure(self, p: ContextParams, d: DriverParams) -> Bands | None:
-        plans: list[tuple[int, Scenario]] = []
-        for prompt, n in enumerate((24, 9, 40)):
-            tokens = tuple(token(300 + prompt, i, 1 << 30) % self._vocab for i in range(n))
-            other = tuple(token(400 + prompt, i, 1 << 30) % self._vocab for i in range(n))
+        plans: list[tuple[int, bool, Scenario]] = []
+        for prompt, n in enumerate((24, 9, 31)):
+            tokens = tuple(token(300 + prompt, i, self._vocab) for i in range(n))
+            other = tuple(token(400 + prompt, i, self._vocab) for i in range(n))
             base = len(plans)
-            for ops in _honest(tokens, other, p.n_batch):
-                last = (token(500 + prompt, 0, 1 << 30) % self._vocab,)
-                ops = (*ops, Propose(seqs=(0,), last=last))
-                plans.append((base, Scenario(model=self._model, params=p, driver=d, ops=ops)))
-        found = [clean(t, carries=True) for t in self._run([s for _, s in plans])]
-        row = logits = row_scale = scale = 0.0
+            last = (token(500 + prompt, 0, self._vocab), token(600 + prompt, 0, self._vocab))
+            for whole, both, ops in _honest(tokens, other):
+                ask = Propose(seqs=(0, 1), last=last) if both else Propose(seqs=(0,), last=last[:1])
+                plans.append((base, whole, Scenario(model=self._model, params=p, driver=d, ops=(*ops, ask))))
+        found = [clean(t, carries=True) for t in self._run([s for _, _, s in plans])]
+        # with flash attention llama.cpp casts F32 K and V to F16 (src/llama-graph.cpp build_attn_mha())
+        steps = [STEP[p.type_k], STEP[p.type_v], *([STEP["f16"]] if p.flash_attn else [])]
+        floor = max(FLOOR_ULPS * float(np.finfo(np.float32).eps), max(steps) / 4)
+        rows: dict[bool, float] = {True: 0.0, False: 0.0}
+        logits = row_scale = scale = 0.0
         runs = 0
-        for (base, _), c in zip(plans, found, strict=True):
+        for (base, whole, _), c in zip(plans, found, strict=True):
             b = found[base]
             if c is None or b is None or c is b:
                 continue
             runs += 1
             if c.given.hidden is not None and b.given.hidden is not None:
-                row = max(row, float(np.abs(c.given.hidden - b.given.hidden).max(initial=0.0)))
+                rows[whole] = max(rows[whole], float(np.abs(c.given.hidden - b.given.hidden).max(initial=0.0)))
                 row_scale = max(row_scale, float(np.abs(b.given.hidden).max(initial=0.0)))
             same = next((i for i, (x, y) in enumerate(zip(c.drafts, b.drafts, strict=False)) if x != y), None)
             n = min(len(c.given.logits), len(b.given.logits), *([] if same is None else [same + 1]))
-            if n:
+            if n and whole:
                 logits = max(logits, float(np.abs(c.given.logits[:n] - b.given.logits[:n]).max()))
                 scale = max(scale, float(np.abs(b.given.logits[:n]).max()))
         if not runs:
             return None
-        floor = max(FLOOR_ULPS * float(np.finfo(np.float32).eps), STEP[p.type_k] / 4, STEP[p.type_v] / 4)
-        return Bands(max(SAFETY * row, floor * row_scale), max(SAFETY * logits, floor * scale))
+        wider = max(1.0, rows[False] / max(rows[True], float(np.finfo(np.float32).eps) * max(row_scale, 1.0)))
+        row = max(SAFETY * max(rows.values()), floor * row_scale)
+        return Bands(row, max(SAFETY * logits * min(wider, SAFETY), floor * scale))
 
 
-def _honest(tokens: tuple[int, ...], other: tuple[int, ...], n_batch: int) -> list[tuple[AnyOp, ...]]:
-    """Programs after which sequence 0 stands behind the same tokens; the first is what the others are compared with."""
+def _honest(tokens: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[bool, bool, tuple[AnyOp, ...]]]:
+    """Programs after which sequence 0 stands behind the same tokens: whether the driver got them in one call, and
+    whether both sequences then draft together; the first is what the others are compared with."""
 
     def d(piece: tuple[int, ...], seq: int = 0) -> AnyOp:
         return Decode(parts=(Part(seq=seq, n=len(piece), tokens=piece),))
 
+    def both(first: int, second: int) -> AnyOp:
+        pieces = {0: tokens, 1: other}
+        return Decode(parts=tuple(Part(seq=s, n=len(pieces[s]), tokens=pieces[s]) for s in (first, second)))
+
     n = len(tokens)
-    both = n_batch // 2
-    mixed = [
-        Decode(
-            parts=(
-                Part(seq=0, n=len(tokens[i : i + both]), tokens=tokens[i : i + both]),
-                Part(seq=1, n=len(other[i : i + both]), tokens=other[i : i + both]),
-            )
-        )
-        for i in range(0, n, both)
-    ]
     return [
-        (d(tokens),),
-        (d(tokens[: n // 2]), d(tokens[n // 2 :])),
-        tuple(d((t,)) for t in tokens),
-        (d(tokens[:-4]), d(tokens[-4:])),
-        tuple(mixed),
-        (d(other, 1), d(tokens)),
+        (True, False, (d(tokens),)),
+        (True, False, (both(0, 1),)),
+        (True, True, (both(1, 0),)),
+        (True, True, (d(other[:-2], 1), d(tokens))),
+        (True, False, (d(other, 1), d(other[:5]), SeqRm(seq=0), d(tokens))),
+        (False, False, (d(tokens[: n // 2]), d(tokens[n // 2 :]))),
+        (False, False, tuple(d((t,)) for t in tokens)),
+        (False, False, (d(tokens[:-4]), d(tokens[-4:]))),
     ]
 
 
@@ -277,12 +289,12 @@ def hold(
             known = c if c.last >= 0 else _with_last(c, lasts.get(c.line.tokens, 0))
             keys.append(key_of(known, scenario, p))
     found = references.get([k for k in keys if k is not None])
-    for c, k in zip(claims, keys, strict=True):
+    for c, k, p in zip(claims, keys, params, strict=True):
         ref = None if k is None else found[k]
         if k is not None and ref is None:
             driven.unjudged.append("the reference did not run")
             continue
-        band = bands.band(k) if k is not None else Bands(0.0, 0.0)
+        band = bands.band(p, plain_driver(driven.driver)) if k is not None else Bands(0.0, 0.0)
         if band is None:
             driven.unjudged.append("no band could be measured")
             continue
@@ -340,6 +352,8 @@ def limited(ref: Clean, d: DriverParams, n_max: int) -> tuple[tuple[int, ...], b
                 break
             keep += 1
         drafts = drafts[:keep]
+    if d.kind == "draft-simple" and n_max > 0:
+        drafts = drafts[:n_max]  # the only kind that stops there itself
     if len(drafts) < d.n_min:
         return (), unsure
     return (drafts[:n_max] if n_max > 0 else drafts), unsure

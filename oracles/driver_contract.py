@@ -47,7 +47,7 @@ class DriverContract(DraftOracle):
             account,
             held,
             key=f"driver_contract:{kind}:cut",
-            clause="seq_rm.driver",
+            clause="propose.after-cut",
             because=f"The tail was removed from both memories, and no call tells the driver; it goes on without a "
             f"word, but when {where(account, held)}, {seen(held)}.",
             kind="contract",

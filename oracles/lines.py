@@ -53,11 +53,13 @@ class Event:
 class Line:
     """What one sequence must hold.
 
-    tokens: in the target's memory. draft: behind which tokens the draft's memory stands, None for none that is known;
+    history: in the target's memory. draft: behind which tokens the draft's memory stands, None for none that is known;
     carry: the same of the row that the driver carries. undefined: why nothing can be said. open: tokens before the
-    verification that is still open, -1 for none. proposed: the drafts of its last proposal, None for none. seeded: the
-    last position of the draft's memory is filled (eagle3 is one behind until then). shaped: operations other than
-    decodes and drafts that it went through. unoffered: the last restore had no state of the driver to put back.
+    verification that is still open (-1 for none), opened: by which operation. proposed: the drafts of its last proposal
+    (None for none), made behind `last`. seeded: the last position of the draft's memory is filled (eagle3 is one behind
+    until it drafts). shaped: operations other than decodes and drafts that it went through. unoffered: the last restore
+    had no state of the driver to put back. was_cut: a tail went, and no call tells the driver. events: calls of the
+    driver, for kinds that learn.
     """
 
     history: History = EMPTY
@@ -65,6 +67,7 @@ class Line:
     carry: Tokens | None = ()
     undefined: str = ""
     open: int = -1
+    opened: int = -1
     last: int = -1
     proposed: Tokens | None = None
     seeded: bool = False
@@ -239,6 +242,8 @@ class _Fold:
         in_step = line.draft == line.tokens
         if self.kind in CARRIES and line.history.length and not line.was_cut:
             in_step = in_step and line.carry == line.tokens
+        if self.kind == "draft-eagle3" and line.seeded and rows[0][1] != line.last:
+            in_step = False  # its memory has the token that it drafted behind, and another one came
         return replace(
             line,
             history=history,
@@ -286,6 +291,8 @@ class _Fold:
                 self.drive.claims.append(
                     DraftClaim(m.step.op, seq, line, last, op.n_max, tuple(drafts), got, pos, line.history.length - lag)
                 )
+            if self.kind == "draft-eagle3" and line.carry != line.tokens:
+                line = replace(line, draft=None)  # it writes, and cuts, at the position of the row that it carries
             self.lines[seq] = replace(
                 line,
                 last=last,
@@ -314,7 +321,11 @@ class _Fold:
         if not op.accept:
             for s in mine:
                 self.lines[s] = replace(
-                    self.lines[s], open=before[s].history.length, proposed=before[s].proposed, last=before[s].last
+                    self.lines[s],
+                    open=before[s].history.length,
+                    opened=m.step.op,
+                    proposed=before[s].proposed,
+                    last=before[s].last,
                 )
         for batch in batches[1:]:
             if batch.rc != 0:
@@ -377,6 +388,9 @@ class _Fold:
             and any(isinstance(self.ledger.scenario.ops[i], Rewind) for i in shaped)
         ):
             after = replace(after, undefined="rolled back behind a restore, where no earlier state is kept")
+        between = [x for x in self.ledger.moments if line.opened < x.step.op < m.step.op and x.step.batches]
+        if rolled and (self.facts.recurrent or self.facts.hybrid) and between:
+            after = replace(after, undefined="rolled back after other decodes (known fault moved-rollback)")
         self.lines[op.seq] = after
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -419,7 +433,10 @@ class _Fold:
         elif "driver" in op.parts and kept.offered:
             carry = saved.carry
         elif "driver" in op.parts and everything and self.kind in (*CARRIES, *LEARNS):
-            carry, unoffered = saved.carry, carry != saved.carry or self.kind in LEARNS or base.open >= 0
+            carry, unoffered = (
+                saved.carry,
+                carry != saved.carry or line.unoffered or self.kind in LEARNS or base.open >= 0,
+            )
         self.lines[op.seq] = replace(
             base,
             history=history,

@@ -35,6 +35,7 @@ class VerifyRows(DraftOracle):
             held,
             key="verify_rows",
             clause="accept.row",
+            kind="contract",
             because=f"The restored state was saved while the verification was open, so accepting takes its rows; but "
             f"when {where(account, held)}, {seen(held)}.",
         )

@@ -16,21 +16,26 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from subjects import shimcache
-from subjects.shimcache import BadBuild, cache_dir, check_loads, compiler_line
+from subjects import shimcache, sources
+from subjects.shimcache import BadBuild, Ours, cache_dir, check_loads, compiler_line, stem
+from subjects.sources import NoDrivers
 
 __all__ = [
     "BadBuild",
     "Build",
+    "NoDrivers",
     "cache_dir",
     "check_loads",
     "compile_shim",
     "compiler_line",
+    "driver_library",
+    "driver_sources",
     "environment",
     "find_build",
     "shim_path",
@@ -39,6 +44,9 @@ __all__ = [
 
 Kind = Literal["package", "tree", "prefix"]
 
+DRIVER = shimcache.SOURCE.with_name("driver.cpp")
+COMPILED_IN = ("speculative.cpp", "ngram-cache.cpp", "ngram-map.cpp", "ngram-mod.cpp")
+"""What of a checkout's common/ takes the place of the build's."""
 SUFFIXES = (".dylib", ".so") if sys.platform == "darwin" else (".so", ".dylib")
 PACKAGES = ("redraft", "llama-cpp-python", "gguf", "hypothesis", "msgspec", "numpy", "rich")
 """Distributions whose versions belong to a finding."""
@@ -72,7 +80,7 @@ class Build:
     def linked(self) -> list[Path]:
         """What the shim is linked with: libllama, then the ggml libraries that libllama itself is linked with."""
         # Not the backends: those may be modules for other CPUs, which must not be loaded.
-        return [self.libllama, *(p for p in self.libraries() if _stem(p) in ("libggml", "libggml-base"))]
+        return [self.libllama, *(p for p in self.libraries() if stem(p) in ("libggml", "libggml-base"))]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -225,16 +233,12 @@ def _user() -> str:
         return ""
 
 
-def _stem(path: Path) -> str:
-    return re.split(r"\.(?:so|dylib|\d)", path.name)[0]
-
-
-def _library_in(dirs: Iterable[Path]) -> Path | None:
+def _library_in(dirs: Iterable[Path], name: str = "libllama") -> Path | None:
     for d in dirs:
         for suffix in SUFFIXES:
-            if (plain := d / f"libllama{suffix}").is_file():
+            if (plain := d / f"{name}{suffix}").is_file():
                 return plain
-            if versioned := sorted(d.glob(f"libllama{suffix}.*")):
+            if versioned := sorted(d.glob(f"{name}{suffix}.*")):
                 return versioned[0]
     return None
 
@@ -247,12 +251,12 @@ def _headers(dirs: Iterable[Path]) -> tuple[Path, ...] | None:
 
 
 def _libraries(libllama: Path, libdirs: Iterable[Path]) -> list[Path]:
-    found = {_stem(libllama): libllama}
+    found = {stem(libllama): libllama}
     for d in libdirs:
         # libggml.so before libggml.so.0: the names of one library, or copies of it
         for p in sorted(d.glob("libggml*"), key=lambda p: (len(p.name), p.name)):
             if re.search(r"\.(so|dylib)(\.|$)", p.name) and p.is_file():
-                found.setdefault(_stem(p), p)
+                found.setdefault(stem(p), p)
     return list(found.values())
 
 
@@ -288,12 +292,13 @@ def _version(dirs: Iterable[Path]) -> str | None:
 def _fingerprint(include: Iterable[Path], libraries: Iterable[Path], source: Path = shimcache.SOURCE) -> str:
     h = hashlib.sha256()
     headers = {p.name: p for d in include for p in (*d.glob("llama.h"), *d.glob("ggml*.h"))}
-    parts = [(_stem(p), shimcache.file_hash(p)) for p in libraries]
+    parts = [(stem(p), shimcache.file_hash(p)) for p in libraries]
     parts += [(name, shimcache.file_hash(p)) for name, p in headers.items()]
     for name, digest in sorted(parts):
         h.update(f"{name} {digest}\n".encode())
-    shim = hashlib.sha256(source.read_bytes()).hexdigest()
-    h.update(f"shim {shim}\n{compiler_line()}\n{' '.join(shimcache.FLAGS)}\n".encode())
+    for ours in (source, shimcache.PARAMS):
+        h.update(f"ours {hashlib.sha256(ours.read_bytes()).hexdigest()}\n".encode())
+    h.update(f"{compiler_line()}\n{' '.join(shimcache.FLAGS)}\n".encode())
     return h.hexdigest()[:16]
 
 
@@ -303,7 +308,7 @@ def _fingerprint(include: Iterable[Path], libraries: Iterable[Path], source: Pat
 
 def shim_path(build: Build) -> Path:
     """Where the compiled shim for a build is, or will be."""
-    return shimcache.place(build.fingerprint, build.linked())
+    return _shim(build).place
 
 
 def compile_shim(build: Build) -> Path:
@@ -312,7 +317,95 @@ def compile_shim(build: Build) -> Path:
     Raises:
         BadBuild: it does not compile or load; the message says what is different about this build.
     """
-    return shimcache.compile_into_cache(build.fingerprint, build.include, build.linked())
+    return _shim(build).made()
+
+
+def _shim(build: Build) -> Ours:
+    return Ours(build.fingerprint, build.include, build.linked())
+
+
+def driver_sources(build: Build, llama_src: Path | None = None) -> Path:
+    """A llama.cpp tree, or the needed part of one, with the common/ of a build.
+
+    That is `llama_src`, a checkout, where one is given; otherwise the build's own tree, or for a llama-cpp-python its
+    source distribution, fetched through pip when it is not in the cache.
+
+    Raises:
+        NoDrivers: there are none, or they are of another release.
+    """
+    if llama_src is not None:
+        root = Path(llama_src).expanduser().absolute()
+    elif build.kind == "tree" and (tree := build.include[0].parent).joinpath("common").is_dir():
+        root = tree
+    elif release := sources.release_of(build.libllama):
+        root = sources.fetched(release)
+    else:
+        raise NoDrivers(
+            f"{build.name} brings no headers of common/, which the speculative drivers need: name the llama.cpp "
+            "checkout that it was built from with --llama-src"
+        )
+    sources.check_match(root, build.include, build.version or build.name)
+    return root
+
+
+def driver_library(build: Build, llama_src: Path | None = None, patch: Path | None = None) -> Path:
+    """The compiled driver library of a build, for `subjects.drivers.native.DriverLib`; compiled when it is not in the
+    cache.
+
+    A checkout's own speculative.cpp (and what it counts n-grams with) is compiled in and takes the place of the
+    build's; so does a patched one, where `patch` is a unified diff of common/speculative.cpp.
+
+    Raises:
+        NoDrivers: no sources, no libllama-common, or it does not compile or load; the message says what to do.
+    """
+    common = _library_in([*build.libdirs, build.libllama.parents[2] / "lib"], "libllama-common")
+    if common is None:
+        raise NoDrivers(
+            f"{build.name} has no libllama-common, which holds the speculative drivers: looked in "
+            f"{_list(build.libdirs)}; build the target llama-common too (cmake --build build --target llama-common)"
+        )
+    root = driver_sources(build, llama_src)
+    try:
+        own = _compiled_in(root / "common", patch, everything=llama_src is not None)
+        fingerprint = _driver_fingerprint(build, common, root, own)
+    except (OSError, UnicodeError) as e:
+        raise NoDrivers(f"the sources of the drivers cannot be read: {e}") from None
+    include = (root / "common", *build.include, root / "vendor")
+    link = (common, *build.linked())
+    with tempfile.TemporaryDirectory(prefix="redraft-driver-") as tmp:
+        # Copies: an editor may save while they are compiled. In a folder below, since ../src/llama-ext.h is included,
+        # which must not be found elsewhere.
+        folder = Path(tmp) / "common"
+        folder.mkdir()
+        for name, text in own.items():
+            # What the compiler says, and assertions, name it so, wherever it lies.
+            (folder / name).write_text(f'#line 1 "common/{name}"\n{text}', "utf-8")
+        more = [folder / name for name in own]
+        try:
+            return Ours(fingerprint, include, link, DRIVER, more, "driver").made()
+        except BadBuild as e:
+            raise NoDrivers(str(e)) from None
+
+
+def _compiled_in(common: Path, patch: Path | None, *, everything: bool) -> dict[str, str]:
+    """Sources of llama.cpp that are compiled into the driver library, by name."""
+    wanted = COMPILED_IN if everything else COMPILED_IN[:1] if patch else ()
+    own: dict[str, str] = {}
+    for name in wanted:
+        if (path := common / name).is_file() or name == COMPILED_IN[0]:
+            own[name] = path.read_text("utf-8")
+            if patch and name == COMPILED_IN[0]:
+                own[name] = sources.patched(own[name], patch.read_text("utf-8"))
+    return own
+
+
+def _driver_fingerprint(build: Build, common: Path, root: Path, own: dict[str, str]) -> str:
+    h = hashlib.sha256(f"{build.fingerprint}\n{stem(common)} {shimcache.file_hash(common)}\n".encode())
+    for p in (DRIVER, *sorted((root / "common").glob("*.h")), root / "src/llama-ext.h"):
+        h.update(f"{p.name} {hashlib.sha256(p.read_bytes()).hexdigest()}\n".encode())
+    for name, text in own.items():
+        h.update(f"{name} {hashlib.sha256(text.encode()).hexdigest()}\n".encode())
+    return h.hexdigest()[:16]
 
 
 _SYSTEM_INFO = """
@@ -354,7 +447,7 @@ def environment(build: Build) -> dict[str, str | int | list[str]]:
         "kind": build.kind,
         "fingerprint": build.fingerprint,
         "llama_cpp": build.version or "unknown",
-        "libraries": [f"{_stem(p)} {shimcache.file_hash(p)[:16]}" for p in build.libraries()],
+        "libraries": [f"{stem(p)} {shimcache.file_hash(p)[:16]}" for p in build.libraries()],
         "system_info": info,
         "compiler": compiler_line(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",

@@ -186,6 +186,8 @@ RD_API void * rd_spec_model_load(const char * path, int32_t n_gpu_layers) {
 RD_API void * rd_spec_ctx_new(void * model, const int32_t * in, void * target, int32_t mtp) {
     llama_context_params p = rd_context_params(in, nullptr);
     p.n_rs_seq  = 0;
+    p.n_outputs_max         = p.n_seq_max;
+    p.n_outputs_max_per_seq = 1;
     p.ctx_type  = mtp ? LLAMA_CONTEXT_TYPE_MTP : LLAMA_CONTEXT_TYPE_DEFAULT;
     p.ctx_other = static_cast<llama_context *>(target);
     return llama_init_from_model(static_cast<llama_model *>(model), p);

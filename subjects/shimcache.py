@@ -1,6 +1,7 @@
-"""Compiles the shim against a build of llama.cpp, keeps what was compiled, and says in words what went wrong.
+"""Compiles the shim and the driver library against a build of llama.cpp, keeps what was compiled, and says in words
+what went wrong.
 
-Nothing here loads native code into the calling process: whether a shim loads is tried in a child.
+Nothing here loads native code into the calling process: whether a library loads is tried in a child.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim.cpp")
+PARAMS = SOURCE.with_name("shim_params.h")
+"""What all of our C++ includes."""
 FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fdiagnostics-color=never")
 
 _COMPILE_SECONDS = 300
@@ -147,68 +150,94 @@ def _replace(path: Path, data: bytes) -> None:
 # Compiling
 
 
-def place(fingerprint: str, link: Sequence[Path]) -> Path:
-    """Where the shim for a build is kept."""
-    # Where the libraries are is burnt into the shim, so an equal build elsewhere gets one of its own.
-    where = hashlib.sha256("\0".join(str(p.absolute()) for p in link).encode()).hexdigest()[:8]
-    return cache_dir() / "shims" / f"{fingerprint}-{where}.so"
+@dataclass(frozen=True)
+class Ours:
+    """A library of ours that is compiled against a build and kept: the shim, or the drivers."""
+
+    fingerprint: str
+    include: Sequence[Path]
+    link: Sequence[Path]
+    """libraries of the build, in the order in which symbols are looked for; their directories become the search path"""
+    source: Path = SOURCE
+    more: Sequence[Path] = ()
+    """sources of llama.cpp that are compiled in"""
+    what: str = "shim"
+
+    @property
+    def place(self) -> Path:
+        """Where it is kept."""
+        # Where the libraries are is burnt into it, so an equal build elsewhere gets one of its own.
+        where = hashlib.sha256("\0".join(str(p.absolute()) for p in self.link).encode()).hexdigest()[:8]
+        return cache_dir() / f"{self.what}s" / f"{self.fingerprint}-{where}.so"
+
+    def made(self) -> Path:
+        """The compiled library, from the cache or made now. Any number of processes may ask at once.
+
+        What is in the cache has loaded once.
+
+        Raises:
+            BadBuild: no compiler, no cache, a header says something else than our source, or the result does not load.
+        """
+        done = self.place
+        if done.is_file():
+            return done
+        try:
+            done.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=done.parent, prefix=".tmp-") as tmp:
+                made = Path(tmp) / f"{self.what}.so"
+                self._compile(made)
+                check_loads(made, self.link, self.what)
+                # Atomic: a second process that did the same work replaces it by an equal one.
+                os.replace(made, done)
+        except OSError as e:
+            raise BadBuild(
+                f"the cache {done.parent} cannot be used: {e}; set REDRAFT_CACHE to a writable directory"
+            ) from e
+        return done
+
+    def command(self, to: Path) -> list[str]:
+        """The compiler's command line."""
+        dirs = [*self.include, PARAMS.parent]
+        command = [*compiler(), *FLAGS, *(f"-I{p}" for p in dirs), *map(str, (self.source, *self.more)), "-o", str(to)]
+        if sys.platform == "linux":
+            # DT_RPATH instead of DT_RUNPATH: it holds for the libraries' own dependencies as well (`cmake --install`
+            # strips theirs) and goes before LD_LIBRARY_PATH. All are linked although the shim calls few of them, to
+            # pin them all.
+            command += ["-Xlinker", "--disable-new-dtags", "-Xlinker", "--no-as-needed"]
+        command += [str(p) for p in self.link]
+        # Backwards: beside an installed libllama-common lie copies of libllama, which llama_cpp does not use.
+        for d in dict.fromkeys(p.parent.absolute() for p in reversed(self.link)):
+            command += ["-Xlinker", "-rpath", "-Xlinker", str(d)]
+        return command
+
+    def _compile(self, to: Path) -> None:
+        command = self.command(to)
+        try:
+            p = run_quietly(command, _compiler_env(), _COMPILE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise BadBuild(
+                f"compiling the {self.what} took more than {_COMPILE_SECONDS} s: {shlex.join(command)}"
+            ) from None
+        if p.returncode:
+            raise BadBuild(compile_message(p.stderr, self, shlex.join(command)))
 
 
 def compile_into_cache(fingerprint: str, include: Sequence[Path], link: Sequence[Path], source: Path = SOURCE) -> Path:
-    """The compiled shim for a build, from the cache or made now. Any number of processes may ask at once.
-
-    `link` are the libraries to link, libllama first; their directories become the shim's search path. What is in the
-    cache has loaded once.
+    """The compiled shim for a build, see Ours.
 
     Raises:
-        BadBuild: no compiler, no cache, llama.h says something else than the shim, or the result does not load.
+        BadBuild: see Ours.made.
     """
-    done = place(fingerprint, link)
-    shims = done.parent
-    if done.is_file():
-        return done
-    try:
-        shims.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=shims, prefix=".tmp-") as tmp:
-            made = Path(tmp) / "shim.so"
-            _compile(made, include, link, source)
-            check_loads(made, link)
-            # Atomic: a second process that did the same work replaces it by an equal one.
-            os.replace(made, done)
-    except OSError as e:
-        raise BadBuild(f"the cache {shims} cannot be used: {e}; set REDRAFT_CACHE to a writable directory") from e
-    return done
-
-
-def compile_command(to: Path, include: Sequence[Path], link: Sequence[Path], source: Path = SOURCE) -> list[str]:
-    """The compiler's command line."""
-    command = [*compiler(), *FLAGS, *(f"-I{p}" for p in include), str(source), "-o", str(to)]
-    if sys.platform == "linux":
-        # DT_RPATH instead of DT_RUNPATH: it holds for the libraries' own dependencies as well (`cmake --install` strips
-        # theirs) and goes before LD_LIBRARY_PATH. All are linked although the shim calls few of them, to pin them all.
-        command += ["-Xlinker", "--disable-new-dtags", "-Xlinker", "--no-as-needed"]
-    command += [str(p) for p in link]
-    for d in dict.fromkeys(p.parent.absolute() for p in link):
-        command += ["-Xlinker", "-rpath", "-Xlinker", str(d)]
-    return command
-
-
-def _compile(to: Path, include: Sequence[Path], link: Sequence[Path], source: Path) -> None:
-    command = compile_command(to, include, link, source)
-    try:
-        p = run_quietly(command, _compiler_env(), _COMPILE_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise BadBuild(f"compiling the shim took more than {_COMPILE_SECONDS} s: {shlex.join(command)}") from None
-    if p.returncode:
-        raise BadBuild(compile_message(p.stderr, source.name, shlex.join(command)))
+    return Ours(fingerprint, include, link, source).made()
 
 
 @dataclass
 class Moved:
-    """One thing that a build's llama.h says otherwise than the shim expects, and the shim's lines that need it."""
+    """One thing that a build's headers say otherwise than a source of ours expects, and the lines that need it."""
 
     what: str
     uses: str
+    source: str = SOURCE.name
     lines: list[int] = field(default_factory=list)
     hint: str = ""
 
@@ -216,19 +245,19 @@ class Moved:
         text = self.what
         if self.lines:
             verb = self.uses if len(self.lines) == 1 else self.uses.removesuffix("s")
-            text += f"; {SOURCE.name}:{', '.join(map(str, self.lines))} {verb} it"
+            text += f"; {self.source}:{', '.join(map(str, self.lines))} {verb} it"
         return f"{text} (the compiler suggests {self.hint})" if self.hint else text
 
 
-# What follows "error: " in the words of g++ and of clang, what it means, and what the shim does with it. Names: Q is a
-# quote, NAME an identifier. {more} says which way a number of arguments is off.
+# What follows "error: " in the words of g++ and of clang, what it means, and what our source does with it. Names: Q is
+# a quote, NAME an identifier. {more} says which way a number of arguments is off, {owner} where the name should be.
 _WORDINGS = [
     (re.compile(pattern.replace("Q", "['\u2018\u2019\"`]").replace("NAME", r"(\w+)")), what, verb)
     for pattern, what, verb in (
-        (r"QNAMEQ (?:was not|has not been) declared", "llama.h of this build has no {0}", "uses"),
-        (r"use of undeclared identifier QNAMEQ", "llama.h of this build has no {0}", "uses"),
-        (r"QNAMEQ does not name a type", "llama.h of this build has no type {0}", "uses"),
-        (r"unknown type name QNAMEQ", "llama.h of this build has no type {0}", "uses"),
+        (r"QNAMEQ (?:was not|has not been) declared", "{owner} of this build has no {0}", "uses"),
+        (r"use of undeclared identifier QNAMEQ", "{owner} of this build has no {0}", "uses"),
+        (r"QNAMEQ does not name a type", "{owner} of this build has no type {0}", "uses"),
+        (r"unknown type name QNAMEQ", "{owner} of this build has no type {0}", "uses"),
         (r"Q(?:struct )?NAMEQ(?: \{.*?\})? has no member named QNAMEQ", "{0} of this build has no member {1}", "uses"),
         (r"no member named QNAMEQ in Q(?:struct )?NAMEQ", "{1} of this build has no member {0}", "uses"),
         (r"too (many|few) arguments to function Q[^(]*?\bNAME\(", "{1} of this build takes {more} arguments", "calls"),
@@ -239,22 +268,24 @@ _WORDINGS = [
         (r"Q([\w./-]+\.h)Q file not found", "the headers of this build lack {0}", "needs"),
     )
 ]
-_THEIRS = re.compile(r"llama|ggml|gguf|LLAMA|GGML|GGUF")
+_THEIRS = re.compile(r"llama|ggml|gguf|common_|LLAMA|GGML|GGUF|COMMON_")
 _ERROR_LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>.*)$")
 
 
 def what_moved(errors: str, source: str = SOURCE.name) -> list[Moved]:
-    """What the compiler's messages say has moved in llama.h: one entry a name, with the lines of the shim that need it.
+    """What the compiler's messages say has moved in the headers: one entry a name, with the lines of ours that need it.
 
-    `errors` is what g++ or clang++ wrote (LC_ALL=C); only errors in `source` and missing headers count.
+    `errors` is what g++ or clang++ wrote (LC_ALL=C); only errors in `source`, in what all of ours includes, and missing
+    headers count.
     """
-    found: dict[str, Moved] = {}
+    found: dict[tuple[str, str], Moved] = {}
     lines = errors.splitlines()
     for i, line in enumerate(lines):
         m = _ERROR_LINE.match(line)
         if not m:
             continue
-        here = Path(m["file"]).name == source
+        name = Path(m["file"]).name
+        here = name in (source, PARAMS.name)
         if not here and "No such file" not in line and "file not found" not in line:
             continue
         for pattern, what, verb in _WORDINGS:
@@ -265,19 +296,25 @@ def what_moved(errors: str, source: str = SOURCE.name) -> list[Moved]:
             if "{more}" in what and len(groups) < 2:
                 groups.append(_declared_note(lines[i + 1 :]) or "a function")  # clang names it in a note
             if "has no {0}" in what and not _THEIRS.match(groups[0]):
-                break  # a name of the shim itself that an earlier error left without a declaration
-            text = what.format(*groups, more="fewer" if groups[0] == "many" else "more")
+                break  # a name of our own that an earlier error left without a declaration
+            owner = "common/*.h" if groups[0].lower().startswith("common_") else "llama.h"
+            text = what.format(*groups, owner=owner, more="fewer" if groups[0] == "many" else "more")
             hint = re.search(r"; did you mean '(\w+)'\?", m["text"])
-            entry = found.setdefault(text, Moved(text, verb, hint=hint[1] if hint else ""))
+            file = name if here else source
+            entry = found.setdefault((text, file), Moved(text, verb, file, hint=hint[1] if hint else ""))
             if here and int(m["line"]) not in entry.lines:
                 entry.lines.append(int(m["line"]))
             break
         else:
-            if re.search(r"\b(?:llama|ggml|LLAMA|GGML)_\w+", m["text"]):
-                found.setdefault(m["text"], Moved(m["text"], "needs", [int(m["line"])]))
+            if re.search(r"\b(?:llama|ggml|common|LLAMA|GGML|COMMON)_\w+", m["text"]):
+                found.setdefault((m["text"], name), Moved(m["text"], "needs", name, [int(m["line"])]))
     # A wrong type is said once more by the number of arguments.
-    named = {n for x in found.values() if x.uses != "needs" for n in x.lines}
-    return [x for x in found.values() if x.uses != "needs" or not x.lines or not named.issuperset(x.lines)]
+    named = {(x.source, n) for x in found.values() if x.uses != "needs" for n in x.lines}
+    return [
+        x
+        for x in found.values()
+        if x.uses != "needs" or not x.lines or not named.issuperset((x.source, n) for n in x.lines)
+    ]
 
 
 def _declared_note(rest: Iterable[str]) -> str | None:
@@ -289,19 +326,24 @@ def _declared_note(rest: Iterable[str]) -> str | None:
     return None
 
 
-def compile_message(errors: str, source: str, command: str) -> str:
-    """What a person is told when the shim did not compile: what moved first, then the compiler's own words."""
-    moved = what_moved(errors, source)
+def compile_message(errors: str, ours: Ours, command: str) -> str:
+    """What a person is told when a library of ours did not compile: what moved first, then the compiler's own words."""
+    moved = what_moved(errors, ours.source.name)
+    theirs = [p.name for p in ours.more if re.search(rf"^(?:.*/)?{re.escape(p.name)}:\d+:.*error:", errors, re.M)]
     raw = errors.strip().splitlines()
     shown = [*raw[:_RAW_LINES], *([f"... {len(raw) - _RAW_LINES} more lines"] if len(raw) > _RAW_LINES else [])]
     if moved:
-        head = ["the shim does not compile against the headers of this build:", *(f"  - {m}" for m in moved)]
+        head = [f"the {ours.what} does not compile against the headers of this build:", *(f"  - {m}" for m in moved)]
+        name = f"subjects/{ours.source.name}"
         advice = (
-            "Its llama.h is older or newer than what subjects/shim.cpp was written for: take a release nearer to the "
-            "pinned llama-cpp-python, or adapt subjects/shim.cpp."
+            f"They are older or newer than what {name} was written for: take a release nearer to the pinned "
+            f"llama-cpp-python, or adapt {name}."
         )
+    elif theirs:
+        head = [f"the {ours.what} does not compile, because {', '.join(theirs)} does not:"]
+        advice = "Mend it, or take sources that are of this build."
     else:
-        head = ["the shim does not compile:"]
+        head = [f"the {ours.what} does not compile:"]
         advice = "If the compiler is too old for C++17, set CXX to another one."
     return "\n".join([*head, advice, "The compiler said:", *(f"  {x}" for x in shown), f"Command: {command}"])
 
@@ -324,36 +366,45 @@ print(json.dumps({"mapped": mapped}))
 """
 
 
-def check_loads(shim: Path, link: Sequence[Path] = ()) -> None:
-    """Load a compiled shim in a child process; on Linux see too that all it loads lies beside the libraries in `link`.
+def check_loads(library: Path, link: Sequence[Path] = (), what: str = "shim") -> None:
+    """Load a compiled library in a child process; on Linux see too that all it loads lies beside the libraries in
+    `link`.
 
     Raises:
         BadBuild: it does not load, or brings a libllama or libggml from elsewhere; the message says why.
     """
-    command = [sys.executable, "-I", "-S", "-c", _LOADER, str(shim)]
+    command = [sys.executable, "-I", "-S", "-c", _LOADER, str(library)]
     try:
         p = run_quietly(command, child_env(), _LOAD_SECONDS)
     except subprocess.TimeoutExpired:
-        raise BadBuild(f"loading the shim took more than {_LOAD_SECONDS} s") from None
+        raise BadBuild(f"loading the {what} took more than {_LOAD_SECONDS} s") from None
     try:
         answer = json.loads(p.stdout)
         error, mapped = answer.get("error"), [Path(x) for x in answer.get("mapped", [])]
     except (ValueError, AttributeError, TypeError):
         raise BadBuild(death_message(p.returncode, p.stderr)) from None
     if error is not None:
-        raise BadBuild(load_message(str(error)))
+        raise BadBuild(load_message(str(error), what))
     if not link:
         return
-    ours = {p.parent.resolve() for p in link} | {p.resolve().parent for p in link}
-    foreign = [p for p in mapped if re.match(r"lib(llama|ggml)\b", p.name) and p.parent not in ours]
+    # Each where it was linked, and what they bring beside any of them.
+    homes = {stem(x): {x.parent.resolve(), x.resolve().parent} for x in link}
+    ours = set().union(*homes.values())
+    loaded = [x for x in mapped if re.match(r"lib(llama|ggml)\b", x.name)]
+    foreign = [x for x in loaded if x.parent not in homes.get(stem(x), ours)]
     if foreign:
         raise BadBuild(
-            f"the shim loaded {', '.join(map(str, foreign))}, which is not of this build "
+            f"the {what} loaded {', '.join(map(str, foreign))}, which is not of this build "
             f"({', '.join(map(str, sorted(ours)))}); take that directory out of LD_LIBRARY_PATH and LD_PRELOAD"
         )
 
 
-def load_message(error: str) -> str:
+def stem(path: Path) -> str:
+    """A library's name without version and suffix."""
+    return re.split(r"\.(?:so|dylib|\d)", path.name)[0]
+
+
+def load_message(error: str, what: str = "shim") -> str:
     """What a person is told for a message of the dynamic linker (glibc, musl, macOS)."""
     symbol = (
         re.search(r"(?P<file>\S+): undefined symbol: (?P<name>\w+)", error)
@@ -364,15 +415,16 @@ def load_message(error: str) -> str:
         r"(?:Library not loaded: |Error loading shared library )(\S+?)(?=[:\s]|$)", error
     )
     if symbol:
-        name = symbol["name"]
-        file = Path(symbol.groupdict().get("file") or "shim.so").name
-        owner = "libggml" if name.startswith(("ggml_", "gguf_")) else "libllama"
+        name = _demangled(symbol["name"])
+        file = Path(symbol.groupdict().get("file") or f"{what}.so").name
+        owners = {"ggml": "libggml", "gguf": "libggml", "common": "libllama-common"}
+        owner = owners.get(name.split("_")[0], "libllama")
         if file.startswith("lib"):
             text = f"{owner} lacks {name}, which {file} needs: libraries of different versions; build them all again"
         else:
             text = (
                 f"{owner} lacks {name}: headers and library are from different versions; build the library again from "
-                "the sources that this llama.h is of"
+                "the sources that these headers are of"
             )
     elif missing:
         text = (
@@ -385,8 +437,18 @@ def load_message(error: str) -> str:
             "its libstdc++ into LD_PRELOAD"
         )
     else:
-        text = "the shim does not load"
+        text = f"the {what} does not load"
     return f"{text}\nThe dynamic linker said: {error}"
+
+
+def _demangled(symbol: str) -> str:
+    """The name in a symbol; of a C++ function without its arguments."""
+    rest, names = re.sub("^_ZN?K?", "", symbol), list[str]()
+    while rest != symbol and (m := re.match(r"\d+", rest)):
+        end = m.end() + int(m[0])
+        names.append(rest[m.end() : end])
+        rest = rest[end:]
+    return "::".join(names) or symbol
 
 
 def death_message(returncode: int, stderr: str) -> str:

@@ -15,7 +15,7 @@ from fuzz.finding import load as load_finding
 from fuzz.models import BadModel, Model, of_scenario
 from fuzz.state import valid
 from oracles.judge import Judge
-from subjects.builds import BadBuild, Build, cache_dir, compile_shim, find_build
+from subjects.builds import BadBuild, Build, NoDrivers, cache_dir, compile_shim, driver_library, find_build
 from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import BadScenario, Scenario
 from subjects.scenario import loads as load_scenario
@@ -32,6 +32,17 @@ def add_build(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=Path,
         help="a llama.cpp build tree or install directory to test (default: the installed llama-cpp-python)",
+    )
+
+
+def add_llama_src(parser: argparse.ArgumentParser) -> None:
+    """The --llama-src option."""
+    parser.add_argument(
+        "--llama-src",
+        metavar="DIR",
+        type=Path,
+        help="a llama.cpp checkout that matches the build: its common/speculative.cpp is compiled in and tested in "
+        "place of the build's (default: the drivers of the build, with headers fetched once through pip)",
     )
 
 
@@ -54,23 +65,35 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Bench:
-    """A build with its compiled shim."""
+    """A build with its compiled shim. `llama_src`: a checkout whose drivers are tested in place of the build's."""
 
     build: Build
     shim: Path
     cache: Path
+    llama_src: Path | None = None
 
     @property
     def models(self) -> Path:
         """Where generated models are kept."""
         return self.cache / "models"
 
+    @property
+    def driver(self) -> Path:
+        """The driver library, compiled when it is not in the cache.
 
-def bench(build_path: Path | None) -> Bench:
-    """Find and compile what is under test."""
+        Raises Usage where the drivers cannot be reached.
+        """
+        try:
+            return driver_library(self.build, self.llama_src)
+        except NoDrivers as e:
+            raise Usage(str(e)) from None
+
+
+def bench(build_path: Path | None, llama_src: Path | None = None) -> Bench:
+    """Find and compile what is under test; the drivers only once they are asked for."""
     try:
         build = find_build(build_path)
-        return Bench(build, compile_shim(build), cache_dir())
+        return Bench(build, compile_shim(build), cache_dir(), llama_src)
     except BadBuild as e:
         raise Usage(str(e)) from None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 
 from fuzz import doctor
-from fuzz.cli.common import add_build, add_json
+from fuzz.cli.common import add_build, add_json, add_llama_src
 
 HELP = "show what would be tested and prove that it works"
 
@@ -14,9 +14,10 @@ HELP = "show what would be tested and prove that it works"
 def add(p: argparse.ArgumentParser) -> None:
     """Options."""
     add_build(p)
+    add_llama_src(p)
     add_json(p)
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine."""
-    return doctor.run(args.build, args.json)
+    return doctor.run(args.build, args.json, args.llama_src)

@@ -38,7 +38,7 @@ from subjects.scenario import (
     SeqKeep,
     SeqRm,
 )
-from subjects.shimcache import compiler
+from subjects.shimcache import PARAMS, compiler
 from subjects.trace import Batch, Step, Trace
 
 SOURCE = Path(__file__).with_name("bench_native.cpp")
@@ -221,7 +221,8 @@ def _params(p: ContextParams) -> Iterable[int]:
 
 def compile_native(build: Build, to: Path) -> Path:
     """Compile bench_native.cpp against a build, as optimised as the shim is. Raises BadBuild with what to do."""
-    command = [*compiler(), "-std=c++17", "-O2", *(f"-I{p}" for p in build.include), str(SOURCE), "-o", str(to)]
+    dirs = [*build.include, PARAMS.parent]
+    command = [*compiler(), "-std=c++17", "-O2", *(f"-I{p}" for p in dirs), str(SOURCE), "-o", str(to)]
     if sys.platform == "linux":
         command += ["-Wl,--disable-new-dtags"]
     command += map(str, build.linked())

@@ -46,7 +46,7 @@ def main(shim_path: str, model: str, requests: str) -> None:
         fd = os.memfd_create("bench-answers")
         os.ftruncate(fd, ANSWERS_BYTES)
         answers = _Recorder(fd)
-        worker = _Worker(shim, {(model, 0): handle}, answers)
+        worker = _Worker(shim, {(model, 0): handle}, None, answers)
         began = time.process_time()
         if profiled:
             profile.enable()

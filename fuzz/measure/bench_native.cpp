@@ -7,6 +7,8 @@
 
 #include "llama.h"
 
+#include "shim_params.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -32,7 +34,6 @@ enum Code {
 enum How { TRUNCATE, EXTEND, FLIP, ZERO, SET_U32 };
 
 static const int32_t MAGIC     = 0x72644231;
-static const int     N_PARAMS  = 13;
 static const size_t  POOL_SIZE = 6; // subjects/child.py: _POOLED_KINDS
 
 static const llama_token FILE_TOKENS[] = { 7, 11, 13 };
@@ -97,26 +98,8 @@ struct Bench {
     std::deque<std::pair<Params, llama_context *>> pool;
 
     llama_context * make(const Params & in) {
-        llama_context_params p = llama_context_default_params();
-        p.n_ctx           = in[0];
-        p.n_batch         = in[1];
-        p.n_ubatch        = in[2];
-        p.n_seq_max       = in[3];
-        p.n_rs_seq        = in[4];
-        p.kv_unified      = in[5] != 0;
-        p.type_k          = (ggml_type) in[6];
-        p.type_v          = (ggml_type) in[7];
-        p.flash_attn_type = in[8] ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-        p.swa_full        = in[9] != 0;
-        p.offload_kqv     = in[10] != 0;
-        p.op_offload      = in[10] != 0;
-        p.n_threads       = in[11];
-        p.n_threads_batch = in[11];
-        p.embeddings      = in[12] != 0;
-        p.no_perf         = true;
-        p.abort_callback  = on_abort;
         g.contexts++;
-        llama_context * made = llama_init_from_model(model, p);
+        llama_context * made = llama_init_from_model(model, rd_context_params(in.data(), on_abort));
         if (!made) {
             fail("the library refuses a context that it gave before");
         }
@@ -127,7 +110,7 @@ struct Bench {
         if (ctx) {
             llama_free(ctx);
         }
-        params.assign(in, in + N_PARAMS);
+        params.assign(in, in + RD_N_PARAMS);
         ctx = nullptr;
         for (auto it = pool.begin(); pooled && it != pool.end(); ++it) {
             if (it->first == params) {
@@ -299,7 +282,7 @@ struct Bench {
             llama_memory_t mem = ctx ? llama_get_memory(ctx) : nullptr;
             switch (code) {
                 case BEGIN:     pooled = w[0]; w += 1; g.programs++; break;
-                case OPEN:      open(w); w += N_PARAMS; break;
+                case OPEN:      open(w); w += RD_N_PARAMS; break;
                 case END:       end(w[0]); w += 1; if (--limit == 0) { return; } break;
                 case DECODE:    w = decode(w); break;
                 case RM:        expect(llama_memory_seq_rm(mem, w[0], w[1], w[2]), w[3]); w += 4; break;

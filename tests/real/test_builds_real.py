@@ -21,8 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("REDRAFT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    # not fetched again for each test
+    (cache / "sources").symlink_to(shimcache.cache_dir() / "sources")
+    monkeypatch.setenv("REDRAFT_CACHE", str(cache))
+    return cache
 
 
 @pytest.fixture
@@ -183,10 +187,19 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert [c["name"] for c in document["checks"]][-len(doctor.STEPS) :] == list(doctor.STEPS)
     assert {c["state"] for c in document["checks"]} == {"ok"}
     assert document["facts"]["shim_from_cache"] is False
+    assert Path(document["facts"]["drivers"]).is_file()
     assert doctor.run(None, as_json=False) == 0
     text = capsys.readouterr().out
     assert "logits after the restore are those before" in text
     assert "FAILED" not in text
+
+
+def test_doctor_without_drivers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(None, as_json=False, llama_src=tmp_path) == 0
+    text = capsys.readouterr().out
+    assert f"warning speculative drivers compile and load  {tmp_path} is no llama.cpp checkout" in text
+    assert "no driver can be tested, everything else can" in text
+    assert "This build can be tested." in text
 
 
 def test_doctor_on_a_build_that_cannot_be_tested(

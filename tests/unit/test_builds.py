@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from subjects import builds, shimcache
-from subjects.builds import BadBuild, find_build
-from subjects.shimcache import load_message, what_moved
+from subjects import builds, shimcache, sources
+from subjects.builds import BadBuild, NoDrivers, find_build
+from subjects.shimcache import Ours, load_message, what_moved
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="no compiler, whose version is part of a fingerprint")
 
@@ -267,6 +267,12 @@ def test_fingerprint_knows_shim_and_compiler(tmp_path: Path, monkeypatch: pytest
     source.write_bytes(shimcache.SOURCE.read_bytes() + b"\n")
     assert builds._fingerprint(before.include, before.libraries(), source) != before.fingerprint
 
+    header = tmp_path / "shim_params.h"
+    header.write_bytes(shimcache.PARAMS.read_bytes() + b"\n")
+    with monkeypatch.context() as m:
+        m.setattr(shimcache, "PARAMS", header)
+        assert find_build(at).fingerprint != before.fingerprint
+
     fake = tmp_path / "other-c++"
     fake.write_text("#!/bin/sh\necho other 1.0\n")
     fake.chmod(0o755)
@@ -279,6 +285,153 @@ def test_fingerprint_does_not_know_the_place(tmp_path: Path) -> None:
     assert a.fingerprint == b.fingerprint
     assert builds.shim_path(a) != builds.shim_path(b)
     assert builds.shim_path(a) == builds.shim_path(replace(a, name="x"))
+
+
+# -- drivers
+
+
+def drivers(at: Path) -> Path:
+    """A source tree with what the drivers need: sources of common/, and a build of it."""
+    tree(at)
+    libraries(at / "build/bin")
+    put(at / "build/bin/libllama-common.so", at / "common/speculative.cpp", at / "common/ngram-map.cpp")
+    put(at / "common/speculative.h", at / "common/common.h", at / "src/llama-ext.h")
+    return at
+
+
+@pytest.fixture
+def wanted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ours, dict[str, str]]]:
+    """What would have been compiled, and the text of what would have been compiled in."""
+    seen: list[tuple[Ours, dict[str, str]]] = []
+
+    def made(ours: Ours) -> Path:
+        seen.append((ours, {p.name: p.read_text() for p in ours.more}))
+        return ours.place
+
+    monkeypatch.setattr(Ours, "made", made)
+    return seen
+
+
+def test_driver_library_of_a_tree(tmp_path: Path, wanted: list[tuple[Ours, dict[str, str]]]) -> None:
+    at = drivers(tmp_path / "t")
+    b = find_build(at)
+    assert builds.driver_library(b).parent.name == "drivers"
+    ((ours, texts),) = wanted
+    assert ours.include == (at / "common", at / "include", at / "ggml/include", at / "vendor")
+    assert [p.name for p in ours.link] == ["libllama-common.so", "libllama.so", "libggml.so", "libggml-base.so"]
+    assert (ours.source, texts) == (builds.DRIVER, {})
+
+
+def test_what_a_checkout_and_a_patch_compile_in(tmp_path: Path, wanted: list[tuple[Ours, dict[str, str]]]) -> None:
+    b = find_build(drivers(tmp_path / "t"))
+    src = drivers(tmp_path / "src")
+    patch = tmp_path / "p"
+    patch.write_text("@@ -1 +1 @@\n-line\n+other\n")
+    for tree in ("t", "src"):
+        put(tmp_path / tree / "common/speculative.cpp", text="line\n")
+    builds.driver_library(b, src)
+    builds.driver_library(b, patch=patch)
+    builds.driver_library(b, src, patch)
+    line, n = '#line 1 "common/{0}"\n{1}', "ngram-map.cpp"
+    assert [texts for _, texts in wanted] == [
+        {"speculative.cpp": line.format("speculative.cpp", "line\n"), n: line.format(n, f"stub {n}")},
+        {"speculative.cpp": line.format("speculative.cpp", "other\n")},
+        {"speculative.cpp": line.format("speculative.cpp", "other\n"), n: line.format(n, f"stub {n}")},
+    ]
+    assert wanted[0][0].include[0] == src / "common"
+
+
+@pytest.mark.parametrize(
+    ("file", "src", "counts"),
+    [
+        ("t/common/common.h", False, True),
+        ("t/src/llama-ext.h", False, True),
+        ("t/build/bin/libllama-common.so", False, True),
+        ("t/build/bin/libllama.so", False, True),
+        ("t/common/speculative.cpp", False, False),
+        ("src/common/speculative.cpp", True, True),
+        ("src/common/ngram-map.cpp", True, True),
+        ("src/common/common.h", True, True),
+        ("t/common/common.h", True, False),
+    ],
+)
+def test_driver_fingerprint_knows_each_file(
+    tmp_path: Path, wanted: list[tuple[Ours, dict[str, str]]], file: str, src: bool, counts: bool
+) -> None:
+    drivers(tmp_path / "t")
+    given = drivers(tmp_path / "src") if src else None
+
+    def fingerprint() -> str:
+        builds.driver_library(find_build(tmp_path / "t"), given)
+        return wanted[-1][0].fingerprint
+
+    before = fingerprint()
+    assert fingerprint() == before
+    (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[::-1])
+    assert (fingerprint() != before) == counts
+
+
+def test_driver_fingerprint_knows_source_and_patch(
+    tmp_path: Path, wanted: list[tuple[Ours, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = find_build(drivers(tmp_path / "t"))
+    put(tmp_path / "t/common/speculative.cpp", text="line\n")
+    builds.driver_library(b)
+    for i in range(2):
+        put(tmp_path / "p", text=f"@@ -1 +1 @@\n-line\n+other {i}\n")
+        builds.driver_library(b, patch=tmp_path / "p")
+    put(tmp_path / "driver.cpp")
+    monkeypatch.setattr(builds, "DRIVER", tmp_path / "driver.cpp")
+    builds.driver_library(b)
+    assert len({ours.fingerprint for ours, _ in wanted}) == 4
+
+
+def test_messages_without_drivers(tmp_path: Path) -> None:
+    at = drivers(tmp_path / "t")
+    b = find_build(at)
+    with pytest.raises(NoDrivers, match=r"the patch is no unified diff"):
+        put(tmp_path / "p")
+        builds.driver_library(b, patch=tmp_path / "p")
+    with pytest.raises(NoDrivers, match=r"sources of the drivers cannot be read: .*nowhere"):
+        builds.driver_library(b, patch=tmp_path / "nowhere")
+    with pytest.raises(NoDrivers, match=r"sources of the drivers cannot be read: .*src/common/speculative\.cpp"):
+        drivers(tmp_path / "src").joinpath("common/speculative.cpp").unlink()
+        builds.driver_library(b, tmp_path / "src")
+    with pytest.raises(NoDrivers, match=r"is no llama\.cpp checkout"):
+        builds.driver_library(b, tmp_path)
+    (at / "src/llama-ext.h").unlink()
+    with pytest.raises(NoDrivers, match=r"sources of the drivers cannot be read: .*llama-ext\.h"):
+        builds.driver_library(b)
+    (at / "build/bin/libllama-common.so").unlink()
+    with pytest.raises(
+        NoDrivers, match=r"t/build has no libllama-common.*/build/bin; build the target llama-common too"
+    ):
+        builds.driver_library(b)
+
+    prefix = tmp_path / "prefix"
+    headers(prefix / "include", prefix / "include")
+    libraries(prefix / "lib")
+    put(prefix / "lib/libllama-common.so")
+    with pytest.raises(NoDrivers, match=r"prefix brings no headers of common/.*--llama-src"):
+        builds.driver_library(find_build(prefix))
+
+
+def test_sources_of_an_installed_release(
+    tmp_path: Path, wanted: list[tuple[Ours, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = site_packages(tmp_path / "site-packages")
+    put(at / "lib/libllama-common.so", at / "lib/libllama.so")
+    put(at / "llama_cpp_python-9.9.dist-info/METADATA", text="Name: llama-cpp-python\nVersion: 9.9\n")
+    src = drivers(tmp_path / "src")
+    asked: list[str] = []
+    monkeypatch.setattr(sources, "fetched", lambda version: [asked.append(version), src][1])
+    builds.driver_library(find_build(at))
+    assert asked == ["9.9"]
+    ((ours, _),) = wanted
+    assert ours.link[:2] == (at / "lib/libllama-common.so", at / "llama_cpp/lib/libllama.so")
+    command = ours.command(tmp_path / "x.so")
+    homes = [command[i + 2] for i, x in enumerate(command) if x == "-rpath"]
+    assert homes == [str(at / "llama_cpp/lib"), str(at / "lib")], "copies of libllama lie in the other"
 
 
 def test_hashes_are_remembered(tmp_path: Path, own_cache: Path) -> None:
@@ -384,11 +537,45 @@ def test_words_of_clang() -> None:
             "the headers of this build lack ggml-cpu.h",
         ),
         ("llama.h:3:10: fatal error: 'ggml-cpu.h' file not found", "the headers of this build lack ggml-cpu.h"),
+        (
+            "x/shim_params.h:9:1: error: 'struct llama_context_params' has no member named 'n_rs_seq'",
+            "llama_context_params of this build has no member n_rs_seq; shim_params.h:9 uses it",
+        ),
         ("shim.cpp:7:1: error: something new about 'llama_y'", "something new about 'llama_y'; shim.cpp:7 needs it"),
     ],
 )
 def test_words(error: str, said: str) -> None:
     assert [str(m) for m in what_moved(error)] == [said]
+
+
+def test_words_about_common() -> None:
+    said = what_moved(
+        "driver.cpp:201:21: error: 'struct common_params_speculative_draft' has no member named 'ctx_dft'\n"
+        "driver.cpp:217:55: error: 'COMMON_SPECULATIVE_TYPE_NGRAM_MOD' was not declared in this scope\n"
+        "driver.cpp:239:5: error: 'common_batch' was not declared in this scope; did you mean 'common_batches'?\n"
+        "driver.cpp:241:9: error: 'b' was not declared in this scope\n"
+        "driver.cpp:260:9: error: 'llama_process' was not declared in this scope\n"
+        "driver.cpp:9:10: fatal error: speculative.h: No such file or directory",
+        "driver.cpp",
+    )
+    assert [str(m) for m in said] == [
+        "common_params_speculative_draft of this build has no member ctx_dft; driver.cpp:201 uses it",
+        "common/*.h of this build has no COMMON_SPECULATIVE_TYPE_NGRAM_MOD; driver.cpp:217 uses it",
+        "common/*.h of this build has no common_batch; driver.cpp:239 uses it (the compiler suggests common_batches)",
+        "llama.h of this build has no llama_process; driver.cpp:260 uses it",
+        "the headers of this build lack speculative.h; driver.cpp:9 needs it",
+    ]
+
+
+def test_words_about_an_edit_that_does_not_compile() -> None:
+    ours = Ours("", (), (), builds.DRIVER, (Path("x/common/speculative.cpp"),), "driver")
+    said = shimcache.compile_message("common/speculative.cpp:7:1: error: expected ';'", ours, "c++ ...")
+    assert said.startswith("the driver does not compile, because speculative.cpp does not:\nMend it, or")
+    assert "  common/speculative.cpp:7:1: error: expected ';'" in said
+    moved = "driver.cpp:1:1: error: 'common_batch' was not declared"
+    said = shimcache.compile_message(moved, ours, "c++ ...")
+    assert said.startswith("the driver does not compile against the headers of this build:\n  - common/*.h of this")
+    assert "or adapt subjects/driver.cpp." in said
 
 
 def test_words_that_name_nothing() -> None:
@@ -419,6 +606,18 @@ def test_words_that_name_nothing() -> None:
         (
             "/x/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by",
             "was built with a newer C or C++ library",
+        ),
+        (
+            "/x/driver.so: undefined symbol: _Z24common_speculative_beginP18common_speculativei",
+            "libllama-common lacks common_speculative_begin: headers and library are from different",
+        ),
+        (
+            "/x/libllama-common.so.0: undefined symbol: _ZN12common_batch3addEiiib",
+            "libllama-common lacks common_batch::add, which libllama-common.so.0 needs: libraries of",
+        ),
+        (
+            "/x/driver.so: undefined symbol: _Z30llama_get_embeddings_nextn_ithP13llama_contexti",
+            "libllama lacks llama_get_embeddings_nextn_ith: headers and library",
         ),
         ("invalid ELF header", "the shim does not load\nThe dynamic linker said: invalid ELF header"),
     ],

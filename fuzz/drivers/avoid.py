@@ -1,0 +1,141 @@
+"""Known faults of drivers: what sets each off in a program, and the program without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from fuzz.drivers.state import Rounds, broken
+from fuzz.traits import Traits
+from subjects.scenario import AnyOp, Decode, Mangle, Propose, Rewind, Scenario, SeqRm, Verify
+
+KEEPS = ("draft-mtp", "draft-eagle3", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+
+
+@dataclass(frozen=True)
+class DriverAvoidance:
+    """One known fault: `hit` says that an operation sets it off in a state; `instead` gives what does not, None to
+    leave the operation out."""
+
+    name: str
+    about: str
+    hit: Callable[[Rounds, AnyOp], bool]
+    instead: Callable[[Rounds, AnyOp], AnyOp | None] = lambda _, __: None
+
+
+def _offers(state: Rounds) -> bool:
+    return state.driver.kind == "draft-eagle3" and state.traits.recurrent
+
+
+def _unoffered(state: Rounds, op: AnyOp) -> bool:
+    """A restore of memory under a driver that keeps state and offers none."""
+    if state.driver.kind not in KEEPS or _offers(state):
+        return False
+    if isinstance(op, Rewind):
+        return bool({"target", "draft"} & set(op.parts))
+    return isinstance(op, Verify) and bool(op.accept) and op.route != "cut"
+
+
+def _take_all(state: Rounds, op: AnyOp) -> AnyOp | None:
+    """A verification that takes everything restores nothing."""
+    if isinstance(op, Verify):
+        return msgspec.structs.replace(op, accept=tuple(state.driver.n_max for _ in op.accept), route="cut")
+    return None
+
+
+def _cut(state: Rounds, op: AnyOp) -> bool:
+    """A tail is cut, of which no call tells the driver."""
+    return isinstance(op, SeqRm) and op.lo.at != "open" and state.driver.kind in KEEPS
+
+
+def _fresh(state: Rounds, op: AnyOp) -> bool:
+    """A sequence is emptied and will begin anew."""
+    return isinstance(op, SeqRm) and op.lo.at == "open" and state.driver.kind in KEEPS
+
+
+def _mangled(_: Rounds, op: AnyOp) -> bool:
+    """A malformed state is handed over."""
+    return isinstance(op, Mangle)
+
+
+def _bridge(state: Rounds, op: AnyOp) -> bool:
+    """eagle3: tokens are processed behind others without a draft in between, so that a row waits for them."""
+    if state.driver.kind != "draft-eagle3" or not isinstance(op, Decode):
+        return False
+    return any(state.seqs[p.seq].lo and not state.seqs[p.seq].seeded for p in op.parts)
+
+
+def _backend(state: Rounds, op: AnyOp) -> bool:
+    """eagle3 with backend sampling: several sequences draft in one call."""
+    d = state.driver
+    return d.kind == "draft-eagle3" and d.backend_sampling and isinstance(op, Propose) and len(op.seqs) > 1
+
+
+def _one_by_one(_: Rounds, op: AnyOp) -> AnyOp | None:
+    """The first of the sequences drafts alone."""
+    if not isinstance(op, Propose):
+        return None
+    return msgspec.structs.replace(op, seqs=op.seqs[:1], last=op.last[:1] if op.last else None)
+
+
+def _open_rows(state: Rounds, op: AnyOp) -> bool:
+    """eagle3: a verification is restored while its answer is open; its rows are no part of the state."""
+    return (
+        state.driver.kind == "draft-eagle3"
+        and isinstance(op, Rewind)
+        and op.slot in state.slots
+        and state.slots[op.slot].state.open
+    )
+
+
+DRIVER_AVOIDANCES: dict[str, DriverAvoidance] = {
+    a.name: a
+    for a in (
+        DriverAvoidance("driver-unoffered", "restore under a driver that offers no state", _unoffered, _take_all),
+        DriverAvoidance("driver-cut", "a tail is cut, of which no call tells the driver", _cut),
+        DriverAvoidance("driver-fresh", "a new conversation is paired with the old one's row", _fresh),
+        DriverAvoidance(
+            "eagle3-backend", "several sequences draft in one call, sampled by the backend", _backend, _one_by_one
+        ),
+        DriverAvoidance("eagle3-bridge", "tokens behind a row that waits for them, without a draft", _bridge),
+        DriverAvoidance("eagle3-open", "an open verification is restored without its rows", _open_rows),
+        DriverAvoidance("driver-mangled", "a malformed driver state is taken, or refused without a word", _mangled),
+    )
+}
+
+
+def triggered(name: str, scenario: Scenario, traits: Traits) -> int | None:
+    """The first operation that sets off the fault called `name`, None when none does."""
+    assert scenario.driver is not None
+    state = Rounds(traits, scenario.params, scenario.driver)
+    for i, op in enumerate(scenario.ops):
+        if DRIVER_AVOIDANCES[name].hit(state, op):
+            return i
+        if not broken(state, op):
+            state.apply(op)
+    return None
+
+
+def repair(scenario: Scenario, traits: Traits, names: tuple[str, ...]) -> Scenario:
+    """The program without what sets off the faults, and without operations that lost their ground by that."""
+    assert scenario.driver is not None
+    chosen = [DRIVER_AVOIDANCES[n] for n in names if n in DRIVER_AVOIDANCES]
+    if not chosen:
+        return scenario
+    state = Rounds(traits, scenario.params, scenario.driver)
+    ops: list[AnyOp] = []
+    for op in scenario.ops:
+        kept: AnyOp | None = op
+        for a in chosen:
+            if kept is not None and a.hit(state, kept):
+                kept = a.instead(state, kept)
+        if isinstance(kept, Propose):  # some of its sequences may be empty now
+            left = tuple(s for s in kept.seqs if not broken(state, Propose(seqs=(s,))))
+            kept = msgspec.structs.replace(kept, seqs=left) if left else None
+        if kept is None or broken(state, kept):
+            continue
+        state.apply(kept)
+        ops.append(kept)
+    return msgspec.structs.replace(scenario, ops=tuple(ops))
