@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from fuzz.drivers.avoid import DRIVER_AVOIDANCES
+from fuzz.drivers.avoid import repair as driver_repair
+from fuzz.drivers.avoid import triggered as driver_triggered
 from fuzz.state import State, Traits, broken
 from subjects.scenario import (
     ON_DEVICE,
@@ -358,6 +361,9 @@ def triggered(name: str, scenario: Scenario, traits: Traits) -> int | None:
     """The first operation that sets off the fault called `name`, None when none does. Raises KeyError for an
     unknown name.
     """
+    if scenario.driver is not None or name in DRIVER_AVOIDANCES:
+        with_driver = scenario.driver is not None and name in DRIVER_AVOIDANCES
+        return driver_triggered(name, scenario, traits) if with_driver else None
     hit = AVOIDANCES[name].hit
     state = State(traits, scenario.params)
     for i, op in enumerate(scenario.ops):
@@ -377,7 +383,7 @@ class Avoider:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.names = tuple(sorted(set(names)))
-        self._all = [AVOIDANCES[n] for n in self.names]
+        self._all = [AVOIDANCES[n] for n in self.names if n not in DRIVER_AVOIDANCES]
 
     def params(self, params: ContextParams, traits: Traits) -> ContextParams:
         """The parameters, or near ones that set off nothing."""
@@ -396,6 +402,8 @@ class Avoider:
 
     def repair(self, scenario: Scenario, traits: Traits) -> Scenario:
         """The program without what sets off the faults, and without operations that lost their ground by that."""
+        if scenario.driver is not None:
+            return driver_repair(scenario, traits, self.names)
         params = self.params(scenario.params, traits)
         state = State(traits, params)
         ops: list[AnyOp] = []

@@ -32,7 +32,7 @@ class CampaignError(RuntimeError):
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """What was asked; a resumed campaign must ask the same, apart from how long."""
+    """What was asked; a resumed campaign must ask the same, apart from how long. driver: the driver library's name."""
 
     models: list[Model]
     build: str
@@ -41,6 +41,8 @@ class Plan(msgspec.Struct, kw_only=True):
     avoid: Literal["auto", "always", "never"]
     misuse: bool
     fault: str = ""
+    driver: str = ""
+    variants: bool = False
 
 
 @dataclass
@@ -213,6 +215,7 @@ def run(
     out: Path,
     *,
     shim: Path,
+    driver: Path | None = None,
     cache: Path,
     environment: dict[str, str | int | list[str]],
     minutes: float | None,
@@ -254,6 +257,8 @@ def run(
                 misuse=plan.misuse,
                 reduce_seconds=reduce_seconds,
                 fault=plan.fault,
+                driver=str(driver) if driver else "",
+                variants=plan.variants,
                 environment=environment,
             )
             process = subprocess.Popen(

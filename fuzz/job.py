@@ -23,6 +23,7 @@ import msgspec
 
 from fuzz import finding as findings
 from fuzz.avoid import Avoider, triggers
+from fuzz.drivers.gen import programs
 from fuzz.journal import Journal, Progress
 from fuzz.known import KnownFault, load_all, match
 from fuzz.models import Model
@@ -39,10 +40,20 @@ SLICE = 100
 # Violations of one symptom that are triaged: the first may be one fault and the next another, but not for ever.
 TRIAGES = 4
 PROGRESS_EVERY = 0.5
+# what the title of a finding says of a driver
+WRONG_DRAFT = {
+    "row": "the next token is paired with another hidden row",
+    "tokens": "other tokens are drafted",
+    "logits": "drafts are made from another state",
+    "target": "the target diverges from plain decoding",
+    "positions": "target and draft disagree on positions",
+    "two drivers": "llama.cpp's driver and the one in Python draft different tokens",
+}
 
 
 class JobConfig(msgspec.Struct, kw_only=True):
-    """What one job is told."""
+    """What one job is told. driver: the compiled driver library. variants: compare every program with its variants, not
+    one in eight."""
 
     models: list[Model]
     shim: str
@@ -58,6 +69,8 @@ class JobConfig(msgspec.Struct, kw_only=True):
     misuse: bool = False
     reduce_seconds: float = 30.0
     fault: str = ""
+    driver: str = ""
+    variants: bool = False
     environment: dict[str, str | int | list[str]] = {}
 
 
@@ -74,7 +87,12 @@ class Job:
         self.journal = Journal(Path(config.out), config.job)
         self.progress: Progress = self.journal.progress()
         self.known: list[KnownFault] = load_all()
-        self.sandbox = Sandbox(Path(config.shim), [(Path(m.path), m.ref.n_gpu_layers) for m in config.models])
+        self.sandbox = Sandbox(
+            Path(config.shim),
+            list(dict.fromkeys((Path(m.path), m.ref.n_gpu_layers) for m in config.models)),
+            driver=Path(config.driver) if config.driver else None,
+            drafts={ref: path for m in config.models for ref, path in m.drafts().items()},
+        )
         self.judges = {
             m.ref: Judge(self.sandbox, m.ref, Path(m.path), config.build, Path(config.cache)) for m in config.models
         }
@@ -107,7 +125,7 @@ class Job:
         whole = False
         try:
             for left in self.journal.left_over:
-                model = next((m for m in self.config.models if m.ref == left.model), None)
+                model = next((m for m in self.config.models if _made_for(left, m)), None)
                 if model is not None and not self.stopped:
                     self._examine(left, model, left_over=True)
             if not self.stopped:
@@ -129,8 +147,11 @@ class Job:
         model = c.models[(p.slices + c.job * len(c.models) // c.jobs) % len(c.models)]
         avoider = Avoider(p.avoiding)
         number = slice_seed(c.seed, c.job, c.jobs, p.slices)
-        params = palette(model.traits, number, avoider)
-        strategy = scenarios(model.ref, model.traits, avoid=avoider, misuse=c.misuse, params_from=params)
+        if model.driver is not None:
+            strategy = programs(model.ref, model.driver, model.traits, model.n_rs)
+        else:
+            params = palette(model.traits, number, avoider)
+            strategy = scenarios(model.ref, model.traits, avoid=avoider, misuse=c.misuse, params_from=params)
         for program in generate(strategy, number, SLICE)[p.in_slice :]:
             if self.over():
                 return  # --resume goes on within the slice
@@ -145,13 +166,17 @@ class Job:
 
     def _examine(self, program: Scenario, model: Model, *, left_over: bool = False) -> None:
         """Judge a program. One that is left over has its observations already, and is tried with its variants too."""
-        executed = program if left_over else observe(program, OBSERVATIONS, variety=int(program.key(), 16))
+        plain = program.driver is None and not left_over
+        executed = observe(program, OBSERVATIONS, variety=int(program.key(), 16)) if plain else program
         self.journal.in_flight(executed)
         p = self.progress
         p.scenarios += 1
         try:
             judgement = self.judges[model.ref].judge(
-                executed, observed=False, variants=True if left_over else None, fault=self.config.fault
+                executed,
+                observed=False,
+                variants=True if left_over or self.config.variants else None,
+                fault=self.config.fault,
             )
             p.unjudged += not judgement.judged
             for reason in set(judgement.unknown):
@@ -250,6 +275,14 @@ class Job:
             emit("progress", job=self.config.job, own_rss_kb=own, progress=msgspec.to_builtins(self.progress))
 
 
+def _made_for(program: Scenario, model: Model) -> bool:
+    """Whether a program is one of those that are generated for a model."""
+    if program.model != model.ref or (program.driver is None) != (model.driver is None):
+        return False
+    a, b = program.driver, model.driver
+    return a is None or b is None or (a.kind, a.draft, a.impl) == (b.kind, b.draft, b.impl)
+
+
 def make(t: Triaged, known: KnownFault | None, config: JobConfig) -> findings.Finding:
     """The finding of a triaged violation."""
     v = t.violation
@@ -292,6 +325,10 @@ def title_of(t: Triaged) -> str:
     memory = t.judgement.account.memory
     if t.violation.oracle == "liveness":
         return f"{name} ends the process on {memory} memory: {t.violation.check.what}"
+    if t.violation.check.kind == "draft":
+        return (
+            f"{name} ({t.route}): {WRONG_DRAFT.get(t.violation.check.what, 'a malformed driver state is not refused')}"
+        )
     if t.violation.check.kind == "rows":
         return f"{name} ({t.route or memory}) leaves a wrong state on {memory} memory"
     return f"{name} ({t.route or memory}) breaks its contract on {memory} memory: {t.violation.key}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fuzz.avoid import AVOIDANCES, triggered
+from fuzz.drivers.avoid import DRIVER_AVOIDANCES
 from fuzz.state import Traits
 from subjects.scenario import Record, Scenario
 from subjects.scenario import loads as load_scenario
@@ -50,8 +51,9 @@ def load_all(folder: Path = FOLDER) -> list[KnownFault]:
             fault = msgspec.json.decode(path.read_bytes(), type=KnownFault, strict=True)
         except msgspec.DecodeError as e:
             raise BadKnown(f"{path.name}: {e}") from None
-        if fault.name != path.stem or fault.avoidance not in AVOIDANCES:
-            raise BadKnown(f"{path.name}: its name must be the file's, its avoidance one of {', '.join(AVOIDANCES)}")
+        names = (*AVOIDANCES, *DRIVER_AVOIDANCES)
+        if fault.name != path.stem or fault.avoidance not in names:
+            raise BadKnown(f"{path.name}: its name must be the file's, its avoidance one of {', '.join(names)}")
         found.append(fault)
     return found
 

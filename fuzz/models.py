@@ -6,13 +6,15 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 import msgspec
 
 from fuzz.state import Traits, traits_from_facts, traits_of
+from subjects.pairs import Pair, all_pairs
 from subjects.recipes import Recipe, all_recipes, get, names
 from subjects.sandbox import Sandbox
-from subjects.scenario import ContextParams, Decode, ModelRef, Part, Scenario
+from subjects.scenario import ContextParams, Decode, DriverKind, DriverParams, ModelRef, Part, Scenario
 
 # One or two of each memory kind; `ci/nightly` takes all.
 DEFAULT = ("llama", "gemma3", "mamba2", "qwen35", "lfm2")
@@ -25,16 +27,30 @@ class BadModel(ValueError):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A model ready to run: reference for scenarios, file, and what the generator must know of it."""
+    """A model ready to run: reference for scenarios, file, and what the generator must know of it.
+
+    With a driver: its parameters, the draft's file (empty where the model's own drafts, or none does), the earlier
+    recurrent states that the server would ask for, and the pair's name.
+    """
 
     ref: ModelRef
     path: str
     traits: Traits
+    driver: DriverParams | None = None
+    draft: str = ""
+    n_rs: int = 0
+    pair: str = ""
 
     @property
     def label(self) -> str:
         """Short name for people."""
-        return self.ref.label()
+        return self.pair or self.ref.label()
+
+    def drafts(self) -> dict[ModelRef, Path]:
+        """Where the draft's model is, for a sandbox."""
+        if self.driver is None or self.driver.draft is None:
+            return {}
+        return {self.driver.draft: Path(self.draft)}
 
 
 def sha256(path: Path) -> str:
@@ -84,6 +100,71 @@ def resolve(wanted: list[str], folder: Path, shim: Path, n_gpu_layers: int = 0) 
         else:
             raise BadModel(f"{name!r} is neither a file nor a recipe; recipes are {', '.join(names())}")
     return found
+
+
+def from_pair(pair: Pair, folder: Path, seed: int = 0) -> Model:
+    """Write both models of a pair into `folder` unless they are there, and describe them."""
+    target = from_recipe(get(pair.target), folder, seed)
+    draft = from_recipe(get(pair.draft), folder, seed) if pair.draft else None
+    driver = DriverParams(kind=pair.kind, draft=draft.ref if draft else None, n_max=pair.n_max)
+    return msgspec.structs.replace(
+        target, driver=driver, draft=draft.path if draft else "", n_rs=pair.n_rs_seq, pair=pair.name
+    )
+
+
+def resolve_pairs(wanted: list[str], folder: Path) -> list[Model]:
+    """Targets with drivers by the name of a pair, `all`, or the kind of driver. Raises BadModel."""
+    found: list[Model] = []
+    for name in wanted:
+        mine = [p for p in all_pairs() if name in ("all", p.name, p.kind)]
+        if not mine:
+            pairs = ", ".join(p.name for p in all_pairs())
+            raise BadModel(f"{name!r} is neither a pair nor a kind of driver; pairs are {pairs}")
+        found.extend(from_pair(p, folder) for p in mine)
+    return list({m.pair: m for m in found}.values())
+
+
+def with_driver(model: Model, kind: str, draft: Path | None, shim: Path) -> Model:
+    """A model with a driver of a kind; the draft's file where it has one of its own. Raises BadModel."""
+    kinds = get_args(DriverKind)
+    if kind not in kinds:
+        raise BadModel(f"{kind!r} is no kind of driver; kinds are {', '.join(kinds)}")
+    if kind in ("draft-simple", "draft-eagle3") and draft is None:
+        raise BadModel(f"{kind} needs the draft's model: add --draft PATH")
+    ref = None
+    if draft is not None:
+        if not draft.is_file():
+            raise BadModel(f"{draft}: no such file")
+        ref = ModelRef(path=str(draft.resolve()), sha256=sha256(draft))
+    driver = DriverParams(kind=cast(DriverKind, kind), draft=ref)
+    n_rs = driver.n_max if model.traits.rollback and kind in ("draft-mtp", "draft-eagle3") else 0
+    return msgspec.structs.replace(
+        model, driver=driver, draft=str(draft.resolve()) if draft else "", n_rs=n_rs, pair=f"{model.label} {kind}"
+    )
+
+
+def with_impl(model: Model, impl: Literal["native", "reference"]) -> Model:
+    """A model with another implementation of its driver. Raises BadModel."""
+    if model.driver is None or model.driver.impl == impl:
+        return model
+    if model.driver.kind != "draft-mtp":
+        raise BadModel(f"the driver in Python is draft-mtp, not {model.driver.kind}")
+    return msgspec.structs.replace(model, driver=msgspec.structs.replace(model.driver, impl=impl))
+
+
+def of_program(scenario: Scenario, folder: Path, shim: Path) -> Model:
+    """The model, and the draft's, that a stored scenario names. Raises BadModel."""
+    model = of_scenario(scenario.model, folder, shim)
+    if scenario.driver is None:
+        return model
+    ref = scenario.driver.draft
+    draft = ""
+    if ref is not None:
+        # a draft is no model by itself: a file is not opened, only looked at
+        draft = of_scenario(ref, folder, shim).path if ref.recipe else str(ref.path)
+        if ref.sha256 is not None and (not Path(draft).is_file() or sha256(Path(draft)) != ref.sha256):
+            raise BadModel(f"{draft} is another file than the scenario was made with, or gone")
+    return msgspec.structs.replace(model, driver=scenario.driver, draft=draft)
 
 
 def of_scenario(ref: ModelRef, folder: Path, shim: Path) -> Model:

@@ -15,17 +15,25 @@ import msgspec
 
 from subjects.scenario import (
     OPEN,
+    PIECES,
+    Accept,
     AnyOp,
     Ask,
+    Begin,
+    Checkpoint,
     ContextParams,
     Corrupt,
     Decode,
     Draft,
+    DriverParams,
     Edge,
+    Mangle,
     Part,
+    Propose,
     Reopen,
     Restore,
     RestoreAll,
+    Rewind,
     Save,
     SaveAll,
     Scenario,
@@ -34,9 +42,11 @@ from subjects.scenario import (
     SeqDiv,
     SeqKeep,
     SeqRm,
+    Verify,
 )
 
 replace = msgspec.structs.replace
+WithSlot = Save | SaveAll | Restore | RestoreAll | Corrupt | Checkpoint | Rewind | Mangle
 Holds = Callable[[Scenario], bool]
 
 
@@ -125,6 +135,7 @@ def _params(s: Scenario) -> Iterator[Scenario]:
             yield replace(s, params=replace(p, n_seq_max=p.n_seq_max - 1))
         if p.n_rs_seq > 1:
             yield replace(s, params=replace(p, n_rs_seq=p.n_rs_seq - 1))
+    yield from _drivers(s)
     for i, op in enumerate(s.ops):
         if isinstance(op, Reopen) and op.params is not None:
             yield _with(s, i, Reopen())
@@ -133,23 +144,31 @@ def _params(s: Scenario) -> Iterator[Scenario]:
                     yield _with(s, i, Reopen(params=replace(op.params, **{field: getattr(s.params, field)})))
 
 
+def _drivers(s: Scenario) -> Iterator[Scenario]:
+    """A driver with its defaults, one by one, and shorter drafts."""
+    d = s.driver
+    if d is None:
+        return
+    plain = DriverParams(kind=d.kind, draft=d.draft, impl=d.impl)
+    for field in ("n_min", "p_min", "backend_sampling", "late"):
+        if getattr(d, field) != getattr(plain, field):
+            yield replace(s, driver=replace(d, **{field: getattr(plain, field)}))
+    for n in _numbers(d.n_max):
+        yield replace(s, driver=replace(d, n_max=n))
+
+
 def _sequences(s: Scenario) -> Iterator[Scenario]:
     """Swap the sequence ids in use for lower ones, all operations at once."""
     used = sorted({x for op in s.ops for x in _ids(op)})
     for i, seq in enumerate(used):
         if seq > i:
             yield replace(s, ops=tuple(_renamed(op, {seq: i, i: seq}) for op in s.ops))
-    slots = sorted({op.slot for op in s.ops if isinstance(op, Save | SaveAll | Restore | RestoreAll | Corrupt)})
+    slots = sorted({op.slot for op in s.ops if isinstance(op, WithSlot)})
     for i, slot in enumerate(slots):
         if slot > i:
             yield replace(
                 s,
-                ops=tuple(
-                    replace(op, slot=i)
-                    if isinstance(op, Save | SaveAll | Restore | RestoreAll | Corrupt) and op.slot == slot
-                    else op
-                    for op in s.ops
-                ),
+                ops=tuple(replace(op, slot=i) if isinstance(op, WithSlot) and op.slot == slot else op for op in s.ops),
             )
 
 
@@ -163,6 +182,10 @@ def _ids(op: AnyOp) -> list[int]:
             return [op.seq] if op.what in ("positions", "size") else []
         case Draft() | Save() | Restore() | SeqRm() | SeqKeep() | SeqAdd() | SeqDiv():
             return [op.seq] if op.seq >= 0 else []
+        case Accept() | Checkpoint() | Rewind() | Begin():
+            return [op.seq]
+        case Propose() | Verify():
+            return list(op.seqs)
         case _:
             return []
 
@@ -175,6 +198,10 @@ def _renamed(op: AnyOp, to: dict[int, int]) -> AnyOp:
             return replace(op, src=to.get(op.src, op.src), dst=to.get(op.dst, op.dst))
         case Draft() | Save() | Restore() | SeqRm() | SeqKeep() | SeqAdd() | SeqDiv() | Ask():
             return replace(op, seq=to.get(op.seq, op.seq))
+        case Accept() | Checkpoint() | Rewind() | Begin():
+            return replace(op, seq=to.get(op.seq, op.seq))
+        case Propose() | Verify():
+            return replace(op, seqs=tuple(to.get(s, s) for s in op.seqs))
         case _:
             return op
 
@@ -236,12 +263,44 @@ def _simpler(op: AnyOp) -> Iterator[AnyOp]:
                 yield replace(op, seq=0)
             if isinstance(op, SeqAdd):
                 yield from (replace(op, delta=d) for d in (1, -1) if abs(op.delta) > 1)
+        case Propose() | Verify() | Checkpoint() | Rewind() | Accept():
+            yield from _simpler_round(op)
         case Corrupt():
             yield from (replace(op, at=at) for at in (0, 500, op.at // 2) if at < op.at)
             if op.how != "truncate":
                 yield replace(op, how="truncate")
         case _:
             return
+
+
+def _simpler_round(op: Propose | Verify | Checkpoint | Rewind | Accept) -> Iterator[AnyOp]:
+    match op:
+        case Propose():
+            if len(op.seqs) > 1:
+                yield from (replace(op, seqs=op.seqs[:i] + op.seqs[i + 1 :]) for i in range(len(op.seqs)))
+            if op.n_max > 0:
+                yield replace(op, n_max=-1)
+            if op.stream:
+                yield replace(op, stream=0)
+        case Verify():
+            yield Decode(parts=tuple(Part(seq=s, n=1) for s in op.seqs))
+            if len(op.seqs) > 1:
+                for i in range(len(op.seqs)):
+                    fewer = op.accept[:i] + op.accept[i + 1 :]
+                    yield replace(op, seqs=op.seqs[:i] + op.seqs[i + 1 :], accept=fewer)
+            if op.route != "cut":
+                yield replace(op, route="cut")
+            for i, k in enumerate(op.accept):
+                if k:
+                    yield replace(op, accept=(*op.accept[:i], 0, *op.accept[i + 1 :]))
+        case Checkpoint():
+            if op.flags:
+                yield replace(op, flags=0)
+        case Rewind():
+            if op.parts != PIECES:
+                yield replace(op, parts=PIECES)
+        case Accept():
+            yield from (replace(op, n=n) for n in _numbers(op.n, 0))
 
 
 def _simpler_decode(op: Decode) -> Iterator[AnyOp]:

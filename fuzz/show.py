@@ -12,10 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz.campaign import Result, Status
+from subjects.driver_contracts import DRIVER_CONTRACTS
 from subjects.scenario import OP_NAMES
 
 PLAIN_EVERY = 10.0
 MEMORIES = ("dense", "window", "recurrent", "hybrid")
+DRIVER_OPS = frozenset(c.op for c in DRIVER_CONTRACTS)
 
 
 class Progress:
@@ -87,10 +89,15 @@ def coverage_table(coverage: dict[str, int]) -> Table:
     """How often each operation ran on each memory kind."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("operation")
-    for memory in MEMORIES:
+    seen = list(dict.fromkeys(key.partition("/")[2] for key in coverage))
+    drivers = sorted(m for m in seen if m not in MEMORIES)
+    plain = not drivers or any(m in MEMORIES for m in seen)
+    memories = (*(MEMORIES if plain else ()), *drivers)
+    for memory in memories:
         table.add_column(memory, justify="right")
     for name in OP_NAMES:
-        table.add_row(name, *(str(coverage.get(f"{name}/{m}", "-")) for m in MEMORIES))
+        if any(f"{name}/{m}" in coverage for m in memories) or (plain and name not in DRIVER_OPS):
+            table.add_row(name, *(str(coverage.get(f"{name}/{m}", "-")) for m in memories))
     return table
 
 

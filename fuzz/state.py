@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from fuzz.drivers.state import valid as driver_valid
 from fuzz.logical import Seq, Slot, State
 from fuzz.spans import spans_cut, spans_in
 from fuzz.traits import Traits, traits_from_facts, traits_of
@@ -170,6 +171,8 @@ def _copy_broken(state: State, op: SeqCp) -> list[str]:
 
 def valid(scenario: Scenario, traits: Traits) -> list[str]:
     """Ids of all preconditions that a program breaks, in order; empty for a program that keeps the contract."""
+    if scenario.driver is not None:
+        return driver_valid(scenario, traits)
     out = params_broken(scenario.params, traits)
     state = State(traits, scenario.params)
     for op in scenario.ops:

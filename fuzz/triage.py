@@ -9,8 +9,10 @@ import msgspec
 
 from fuzz.reduce import Reduction, reduce
 from fuzz.state import Traits, valid
+from oracles.driving import DraftOracle
 from oracles.judge import Judge, Judgement
 from oracles.ledger import HalfRestored
+from oracles.registry import ORACLES
 from oracles.rows import NAME_OF, twin_rung
 from oracles.verdict import Violation
 from subjects.scenario import (
@@ -20,20 +22,27 @@ from subjects.scenario import (
     ContextParams,
     Decode,
     Draft,
+    Mangle,
     Part,
+    Propose,
     Reopen,
     Restore,
     RestoreAll,
+    Rewind,
     Save,
     SaveAll,
     Scenario,
     SeqCp,
     SeqKeep,
     SeqRm,
+    Verify,
 )
 
 RERUNS = 3
 STANDARD_DRAFT = 6
+# oracles whose violations are wrong claims on drafts, and the key of those that show only once a sequence goes on
+CLAIMS = frozenset(o.name for o in ORACLES if isinstance(o, DraftOracle))
+FRESH = frozenset({"driver_isolation:fresh"})
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,7 @@ def triage(
     """
     first = judgement.violations[0]
     symptom = Symptom.of(first)
-    variants = symptom.oracle == "purity"
+    variants = symptom.oracle in ("purity", "two_drivers")
     program = judgement.executed
 
     def run(s: Scenario) -> Judgement:
@@ -189,6 +198,8 @@ def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str 
     Where the check is not one of rows, it names the step itself.
     """
     check = violation.check
+    if check.kind == "draft" and violation.oracle in CLAIMS and violation.key not in FRESH:
+        return blame_draft(judge, scenario, violation, fault=fault), check.seq
     if check.kind != "rows" or check.seq < 0 or violation.oracle == "purity":
         # suspects: where an oracle knows the operation itself, and the check is made by one that follows it
         k = violation.suspects[0] if violation.suspects else check.step
@@ -214,6 +225,21 @@ def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str 
         if run.account.ledger.trace.end.how != "ok":
             break
     return min(check.step, len(scenario.ops) - 1), check.seq
+
+
+def blame_draft(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str = "") -> int:
+    """The same for a wrong draft: the first operation after which the sequence alone drafts wrongly."""
+    check = violation.check
+    for k in range(1, min(check.step, len(scenario.ops)) + 1):
+        probe = Propose(seqs=(check.seq,), stream=77)
+        part = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], probe))
+        run = judge.judge(part, fresh=True, fault=fault, observed=False, variants=False)
+        driven = run.account.driven
+        if driven is None or run.account.ledger.trace.end.how != "ok":
+            break
+        if any(h.wrong and h.claim.step == k and h.claim.seq == check.seq for h in driven.held):
+            return k - 1
+    return min(check.step, len(scenario.ops) - 1)
 
 
 def params_at(scenario: Scenario, i: int) -> ContextParams:
@@ -245,6 +271,12 @@ def route_of(scenario: Scenario, i: int) -> str:
             return which + ("-any" if op.seq < 0 else "")
         case SeqCp() | SeqKeep():
             return layout
+        case Rewind():
+            return "+".join(op.parts)
+        case Verify():
+            return op.route
+        case Mangle():
+            return op.how
         case Decode() | Draft():
             return "abort" if isinstance(op, Decode) and op.abort_after is not None else ""
         case _:
@@ -264,4 +296,7 @@ def sign(v: Violation, scenario: Scenario, culprit: int, memory: str, route: str
     """
     if v.oracle == "liveness":
         return v.key
+    if scenario.driver is not None:
+        # the key says what of the driver's it is
+        return "/".join(x for x in (v.key, NAME_OF[type(scenario.ops[culprit])], memory, route) if x)
     return "/".join(x for x in (v.oracle, NAME_OF[type(scenario.ops[culprit])], memory, route) if x)

@@ -23,19 +23,19 @@ class DriverIsolation(DraftOracle):
 
     def mine(self, account: Account, held: Held) -> bool:
         """Claims behind work on other sequences, and first rows."""
-        return fresh_start(held) or right_since(account, held) is not None
+        return fresh_start(account, held) or right_since(account, held) is not None
 
     def violated(self, account: Account, held: Held) -> Violation:
         """Either nothing was there that may matter, or only other sequences were worked on."""
-        if fresh_start(held):
+        if fresh_start(account, held):
             return violation(
                 self.name,
                 account,
                 held,
                 key="driver_isolation:fresh",
                 clause="begin.fresh",
-                because=f"Sequence {held.claim.seq} holds nothing, so its first token must be paired with the row of "
-                f"zeros that a new driver pairs it with, whatever was there before; but {seen(held)}.",
+                because=f"Sequence {held.claim.seq} began anew, so it must go on as with a new driver, which pairs the "
+                f"first token with a row of zeros and has learnt nothing, whatever was there before; but {seen(held)}.",
                 kind="contract",
             )
         since = right_since(account, held)

@@ -8,6 +8,7 @@ from typing import Literal
 from oracles.account import Account
 from oracles.base import Oracle
 from oracles.drive import Driven, Held, key_of, program
+from oracles.lines import LEARNS
 from oracles.rows import NAME_OF
 from oracles.verdict import Check, Verdict, Violation
 from subjects.contracts import rule
@@ -25,9 +26,12 @@ def shaper(account: Account, held: Held) -> tuple[int, Op] | None:
     return (shaped[-1], account.ledger.scenario.ops[shaped[-1]]) if shaped else None
 
 
-def fresh_start(held: Held) -> bool:
-    """The row is that of a conversation that has just begun."""
-    return not held.claim.line.history.length
+def fresh_start(account: Account, held: Held) -> bool:
+    """The conversation has just begun, or began in a place where a driver that learns has learnt from another one."""
+    found = shaper(account, held)
+    learns = account.driven is not None and account.driven.driver.kind in LEARNS
+    again = learns and found is not None and isinstance(found[1], SeqRm) and found[1].lo.at == "open"
+    return again or not held.claim.line.history.length
 
 
 def right_since(account: Account, held: Held) -> int | None:
@@ -49,7 +53,7 @@ def right_since(account: Account, held: Held) -> int | None:
 def owner(account: Account, held: Held) -> Owner:
     """The oracle that a wrong claim belongs to: the most specific thing that can be said of how it came to be."""
     line = held.claim.line
-    if right_since(account, held) is not None or fresh_start(held):
+    if right_since(account, held) is not None or fresh_start(account, held):
         return "driver_isolation"
     found = shaper(account, held)
     if line.unoffered:

@@ -95,7 +95,8 @@ class Judge:
                 if first is not None and other is not None and trace.end.how == "ok":
                     # both runs in fresh contexts: the comparison is bit for bit, and a pooled context has a past
                     base = trace
-                    if not fresh or first.key() != program.key():
+                    pooled = not fresh and program.driver is None  # with a driver contexts are always of its own
+                    if pooled or first.key() != program.key():
                         base = self.sandbox.run(first, self.path, fresh=True, fault=fault)
                     second = self.sandbox.run(other, self.path, fresh=True, fault=fault)
                     result.variant = Account(ledgers.Ledger(other, second))

@@ -356,7 +356,9 @@ class _Fold:
             events=(*was.events, Event("verify", (), k)),
         )
         if rolled:
-            line = replace(line, shaped=(*line.shaped, m.step.op), unoffered=False)
+            # what a driver has learnt stays wrong, a row is taken anew
+            unoffered = line.unoffered and self.kind in LEARNS
+            line = replace(line, shaped=(*line.shaped, m.step.op), unoffered=unoffered)
         if rolled and self._stale(m, seq, was):
             line = replace(line, undefined="rolled back further than the last ubatch (known fault stale-rollback)")
         if not m.step.value:
@@ -425,18 +427,17 @@ class _Fold:
         n = history.length
         draft = saved.draft if "draft" in op.parts else line.draft
         draft = draft if draft is None else draft[:n]
-        everything = {"target", "draft"} <= set(op.parts) or (self.facts.draft_shares and "target" in op.parts)
+        alone = self.facts.draft_shares or self.kind in LEARNS  # there is no memory of a draft
+        everything = "target" in op.parts and ("draft" in op.parts or alone)
         carry = line.carry
         unoffered = False
         if "driver" in op.parts and kept.mangled:
             self.drive.refusals.append((m.step.op, kept.mangled, bool(m.step.log)))
         elif "driver" in op.parts and kept.offered:
             carry = saved.carry
-        elif "driver" in op.parts and everything and self.kind in (*CARRIES, *LEARNS):
-            carry, unoffered = (
-                saved.carry,
-                carry != saved.carry or line.unoffered or self.kind in LEARNS or base.open >= 0,
-            )
+        elif not kept.offered and everything and self.kind in (*CARRIES, *LEARNS):
+            carry = saved.carry
+            unoffered = line.carry != carry or line.unoffered or self.kind in LEARNS or base.open >= 0
         self.lines[op.seq] = replace(
             base,
             history=history,
@@ -472,7 +473,7 @@ class _Fold:
             undefined=undefined,
             was_cut=self.kind in CARRIES,
             shaped=(*line.shaped, m.step.op),
-            unoffered=False,
+            unoffered=line.unoffered and self.kind in LEARNS,
             seeded=False,
         )
 

@@ -249,9 +249,12 @@ class _Worker:
             def make(target: int, draft: int, n_seq: int) -> Driver:
                 if p.impl == "native":
                     return Native(lib, p, target, draft, n_seq)
-                from subjects.drivers.reference import Reference
+                from subjects.drivers.reference import Reference, WrongBinding
 
-                return Reference(p, target, draft, n_seq, leave_out=job.fault)
+                try:
+                    return Reference(p, target, draft, n_seq, leave_out=job.fault)
+                except WrongBinding as e:
+                    raise Refused(f"the driver in Python: {e}") from None
 
             DriverRunner(
                 self.shim,

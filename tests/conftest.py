@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fuzz.cli.common import Bench, bench
-from fuzz.models import Model, from_recipe
+from fuzz.models import Model, from_pair, from_recipe
 from oracles.judge import Judge
+from subjects.pairs import all_pairs
 from subjects.recipes import get
 from subjects.sandbox import Limits, Sandbox
+from subjects.scenario import ModelRef
 
 JudgeOf = Callable[..., tuple[Judge, Model]]
 
@@ -33,6 +36,12 @@ def shim_path(build: Bench) -> Path:
 
 
 @pytest.fixture(scope="session")
+def driver_path(build: Bench) -> Path:
+    """The compiled driver library of the build."""
+    return build.driver
+
+
+@pytest.fixture(scope="session")
 def models_dir(build: Bench) -> Path:
     """Where generated models are kept."""
     return build.models
@@ -42,18 +51,26 @@ def models_dir(build: Bench) -> Path:
 def judge_of(build: Bench) -> Iterator[JudgeOf]:
     """judge_of(recipe) is a judge with a sandbox of its own, and its model; one for the session.
 
-    `hang`: another one, whose runs may take so many seconds.
+    `hang`: another one, whose runs may take so many seconds. `driver`: another one, with this driver library.
     """
-    made: dict[tuple[str, float | None], tuple[Judge, Model]] = {}
+    made: dict[tuple[str, float | None, Path | None], tuple[Judge, Model]] = {}
     with ExitStack() as stack:
 
-        def judge_of(recipe: str, *, hang: float | None = None) -> tuple[Judge, Model]:
-            if (recipe, hang) not in made:
+        def judge_of(recipe: str, *, hang: float | None = None, driver: Path | None = None) -> tuple[Judge, Model]:
+            key = (recipe, hang, driver)
+            if key not in made:
                 model = from_recipe(get(recipe), build.models)
                 path = Path(model.path)
-                sandbox = stack.enter_context(Sandbox(build.shim, [(path, 0)], limits=Limits(hang=hang)))
+                drafts: dict[ModelRef, Path] = {}
+                for pair in all_pairs() if driver else ():
+                    mine = from_pair(pair, build.models)
+                    for ref, file in mine.drafts().items():
+                        drafts |= {ref: file, msgspec.structs.replace(ref, sha256=None): file}
+                sandbox = stack.enter_context(
+                    Sandbox(build.shim, [(path, 0)], limits=Limits(hang=hang), driver=driver, drafts=drafts)
+                )
                 judge = Judge(sandbox, model.ref, path, build.build.fingerprint, build.cache)
-                made[recipe, hang] = judge, model
-            return made[recipe, hang]
+                made[key] = judge, model
+            return made[key]
 
         yield judge_of

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from fuzz.cli import contracts as contracts_verb
-from fuzz.cli import doctor, explain, fuzz, known, models, oracles, reduce, replay
+from fuzz.cli import doctor, explain, fuzz, known, models, oracles, probe, reduce, replay
 from fuzz.cli.common import Usage
 
 VERBS = {
@@ -14,6 +14,7 @@ VERBS = {
     "replay": replay,
     "reduce": reduce,
     "explain": explain,
+    "probe": probe,
     "models": models,
     "oracles": oracles,
     "contracts": contracts_verb,

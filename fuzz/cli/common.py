@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fuzz.finding import BadFinding, Finding
 from fuzz.finding import load as load_finding
-from fuzz.models import BadModel, Model, of_scenario
+from fuzz.models import BadModel, Model, of_program
 from fuzz.state import valid
 from oracles.judge import Judge
 from subjects.builds import BadBuild, Build, NoDrivers, cache_dir, compile_shim, driver_library, find_build
@@ -65,12 +65,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Bench:
-    """A build with its compiled shim. `llama_src`: a checkout whose drivers are tested in place of the build's."""
+    """A build with its compiled shim. `llama_src`: a checkout whose drivers are tested in place of the build's,
+    `driver_patch`: a diff of speculative.cpp that is compiled in."""
 
     build: Build
     shim: Path
     cache: Path
     llama_src: Path | None = None
+    driver_patch: Path | None = None
 
     @property
     def models(self) -> Path:
@@ -84,16 +86,16 @@ class Bench:
         Raises Usage where the drivers cannot be reached.
         """
         try:
-            return driver_library(self.build, self.llama_src)
+            return driver_library(self.build, self.llama_src, self.driver_patch)
         except NoDrivers as e:
             raise Usage(str(e)) from None
 
 
-def bench(build_path: Path | None, llama_src: Path | None = None) -> Bench:
+def bench(build_path: Path | None, llama_src: Path | None = None, driver_patch: Path | None = None) -> Bench:
     """Find and compile what is under test; the drivers only once they are asked for."""
     try:
         build = find_build(build_path)
-        return Bench(build, compile_shim(build), cache_dir(), llama_src)
+        return Bench(build, compile_shim(build), cache_dir(), llama_src, driver_patch)
     except BadBuild as e:
         raise Usage(str(e)) from None
 
@@ -102,8 +104,10 @@ def bench(build_path: Path | None, llama_src: Path | None = None) -> Bench:
 def judge_of(b: Bench, scenario: Scenario) -> Iterator[tuple[Judge, Model]]:
     """A judge for the model of a stored scenario."""
     try:
-        model = of_scenario(scenario.model, b.models, b.shim)
-        with Sandbox(b.shim, [(Path(model.path), model.ref.n_gpu_layers)]) as sandbox:
+        model = of_program(scenario, b.models, b.shim)
+        driver = b.driver if scenario.driver else None
+        models = [(Path(model.path), model.ref.n_gpu_layers)]
+        with Sandbox(b.shim, models, driver=driver, drafts=model.drafts()) as sandbox:
             yield Judge(sandbox, model.ref, Path(model.path), b.build.fingerprint, b.cache), model
     except (BadModel, SandboxError) as e:
         raise Usage(str(e)) from None

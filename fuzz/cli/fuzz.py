@@ -21,11 +21,12 @@ from pathlib import Path
 import msgspec
 
 from fuzz import campaign
-from fuzz.cli.common import Usage, add_build, add_json, bench
+from fuzz.cli.common import Bench, Usage, add_build, add_json, add_llama_src, bench
 from fuzz.cli.common import console as open_console
-from fuzz.models import BadModel, Model, resolve
+from fuzz.models import BadModel, Model, resolve, resolve_pairs, with_driver, with_impl
 from fuzz.show import Progress, final
 from subjects.builds import environment
+from subjects.drivers.reference import LEAVE_OUT
 from subjects.planted import FAULTS
 from subjects.sandbox import SandboxError
 
@@ -95,7 +96,34 @@ def add(p: argparse.ArgumentParser) -> None:
         default=0,
         help="layers of each model that go to the GPU, with a --build that has one (default 0: no GPU is used)",
     )
+    p.add_argument(
+        "--driver",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="programs with a speculative driver: a pair (`redraft pairs`), `all`, or a kind such as draft-mtp; with "
+        "--model the kind for that file; repeatable",
+    )
+    p.add_argument("--draft", metavar="PATH", type=Path, help="with --driver KIND --model FILE: the draft's GGUF")
+    p.add_argument(
+        "--driver-impl",
+        choices=("native", "reference"),
+        default="native",
+        help="llama.cpp's own drivers, or the draft-mtp in Python (default native)",
+    )
+    p.add_argument(
+        "--all-variants",
+        action="store_true",
+        help="with --driver: hold every program against the draft-mtp in Python, not one in eight",
+    )
     add_build(p)
+    add_llama_src(p)
+    p.add_argument(
+        "--driver-patch",
+        metavar="FILE",
+        type=Path,
+        help="a diff of common/speculative.cpp that is compiled in and tested",
+    )
     p.add_argument(
         "--seed", metavar="S", type=int, help="with --jobs fixes what is generated (default: random, printed)"
     )
@@ -133,21 +161,23 @@ def add(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run a campaign."""
-    if args.plant and args.plant not in FAULTS:
-        raise Usage(f"no planted fault {args.plant!r}; there are {', '.join(sorted(FAULTS))}")
+    faults = LEAVE_OUT if args.driver else tuple(sorted(FAULTS))
+    if args.plant and args.plant not in faults:
+        raise Usage(f"no planted fault {args.plant!r}; there are {', '.join(faults)}")
     out = args.out or _newest() if args.resume else args.out or Path("out") / time.strftime("fuzz-%Y%m%d-%H%M%S")
     minutes = args.minutes if args.minutes or args.scenarios else 2.0
-    b = bench(args.build)
+    b = bench(args.build, args.llama_src, args.driver_patch)
     try:
         before = campaign.stored(out) if args.resume else {}
         # what is not given is taken from the campaign that goes on
         if args.resume and not args.model:
             models = msgspec.convert(before["models"], list[Model])
         else:
-            models = resolve(args.model, b.models, b.shim, args.gpu_layers)
+            models = _models(args, b)
     except (BadModel, SandboxError, campaign.CampaignError, msgspec.ValidationError, KeyError) as e:
         raise Usage(str(e)) from None
     seed = args.seed if args.seed is not None else before.get("seed", random.SystemRandom().randrange(1 << 31))
+    driver = b.driver if any(m.driver for m in models) else None
     jobs = args.jobs or before.get("jobs") or os.cpu_count() or 1
     plan = campaign.Plan(
         models=models,
@@ -157,6 +187,8 @@ def run(args: argparse.Namespace) -> int:
         avoid=args.avoid or before.get("avoid", "auto"),
         misuse=args.misuse or before.get("misuse", False),
         fault=args.plant or before.get("fault", ""),
+        driver=driver.name if driver else "",
+        variants=args.all_variants or before.get("variants", False),
     )
     console = open_console(stderr=args.json)
     try:
@@ -172,6 +204,7 @@ def run(args: argparse.Namespace) -> int:
                     plan,
                     out,
                     shim=b.shim,
+                    driver=driver,
                     cache=b.cache,
                     environment=environment(b.build),
                     minutes=minutes,
@@ -191,6 +224,21 @@ def run(args: argparse.Namespace) -> int:
     else:
         final(result, console)
     return result.exit_code(args.fail_on)
+
+
+def _models(args: argparse.Namespace, b: Bench) -> list[Model]:
+    """What is asked for: models, pairs, or a file with a kind of driver."""
+    if not args.driver:
+        return resolve(args.model, b.models, b.shim, args.gpu_layers)
+    if args.model:
+        found = [
+            with_driver(m, kind, args.draft, b.shim)
+            for m in resolve(args.model, b.models, b.shim, args.gpu_layers)
+            for kind in args.driver
+        ]
+    else:
+        found = resolve_pairs(args.driver, b.models)
+    return [with_impl(m, "reference" if args.plant else args.driver_impl) for m in found]
 
 
 def _newest() -> Path:

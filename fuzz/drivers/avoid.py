@@ -9,7 +9,7 @@ import msgspec
 
 from fuzz.drivers.state import Rounds, broken
 from fuzz.traits import Traits
-from subjects.scenario import AnyOp, Decode, Mangle, Propose, Rewind, Scenario, SeqRm, Verify
+from subjects.scenario import AnyOp, Begin, Decode, Mangle, Propose, Rewind, Scenario, SeqRm, Verify
 
 KEEPS = ("draft-mtp", "draft-eagle3", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 
@@ -80,6 +80,21 @@ def _one_by_one(_: Rounds, op: AnyOp) -> AnyOp | None:
     return msgspec.structs.replace(op, seqs=op.seqs[:1], last=op.last[:1] if op.last else None)
 
 
+def _unbegun(state: Rounds, op: AnyOp) -> bool:
+    """ngram-map: a draft behind fewer tokens than the last one, and begin() was not called."""
+    return (
+        state.driver.kind in ("ngram-map-k", "ngram-map-k4v")
+        and isinstance(op, Propose)
+        and any(state.seqs[s].shrunk for s in op.seqs)
+    )
+
+
+def _begun(state: Rounds, op: AnyOp) -> AnyOp | None:
+    """begin() in place of the draft."""
+    assert isinstance(op, Propose)
+    return Begin(seq=next(s for s in op.seqs if state.seqs[s].shrunk))
+
+
 def _open_rows(state: Rounds, op: AnyOp) -> bool:
     """eagle3: a verification is restored while its answer is open; its rows are no part of the state."""
     return (
@@ -93,6 +108,7 @@ def _open_rows(state: Rounds, op: AnyOp) -> bool:
 DRIVER_AVOIDANCES: dict[str, DriverAvoidance] = {
     a.name: a
     for a in (
+        DriverAvoidance("ngram-begin", "ngram-map drafts behind fewer tokens, without begin()", _unbegun, _begun),
         DriverAvoidance("driver-unoffered", "restore under a driver that offers no state", _unoffered, _take_all),
         DriverAvoidance("driver-cut", "a tail is cut, of which no call tells the driver", _cut),
         DriverAvoidance("driver-fresh", "a new conversation is paired with the old one's row", _fresh),

@@ -53,6 +53,8 @@ _PARTS: tuple[tuple[Piece, ...], ...] = (
     PIECES, PIECES, PIECES, ("target", "draft"), ("driver",), ("target", "driver"), ("draft", "driver"), ("target",),
     ("draft",),
 )  # fmt: skip
+# what the ngram kinds are fed with
+LOOP = (3, 18, 29, 7, 44, 11)
 # how likely a program ends before its next move, in 1/64, by the number of operations it has
 _STOP = (0, 0, 1, 2, 4, 6, 8, 12, 16, 20, 26, 32)
 
@@ -140,7 +142,20 @@ class Gen:
         s = self.state.seqs[seq]
         n = min(_SIZES[self.below(len(_SIZES))], self.state.params.n_batch, LONGEST - s.hi)
         out: Outputs = "last" if self.below(3) else "all"
-        return n > 0 and self.push(Decode(parts=(Part(seq=seq, n=n, stream=self.below(3), out=out),)))
+        if n <= 0:
+            return False
+        part = Part(seq=seq, n=n, stream=self.below(3), out=out)
+        return self.push(Decode(parts=(self._looping(part) if self.learns else part,)))
+
+    @property
+    def learns(self) -> bool:
+        """The driver drafts what it has seen before: only a text that repeats itself says anything."""
+        return self.state.driver.kind.startswith("ngram")
+
+    def _looping(self, part: Part) -> Part:
+        at = self.state.seqs[part.seq].lo
+        tokens = tuple(LOOP[(at + i + part.stream) % len(LOOP)] for i in range(part.n))
+        return msgspec.structs.replace(part, tokens=tokens)
 
     def feed_two(self, seq: int) -> bool:
         """Decode tokens of two sequences in one batch."""
@@ -155,8 +170,11 @@ class Gen:
     def propose(self, seqs: tuple[int, ...]) -> bool:
         """Draft."""
         stream = -1 if self.below(2) else self.below(3)
+        last = None
+        if self.learns:
+            last = tuple(LOOP[(self.state.seqs[s].lo + max(stream, 0)) % len(LOOP)] for s in seqs)
         n_max = -1 if self.below(5) else 1 + self.below(self.state.driver.n_max)
-        return self.push(Propose(seqs=seqs, stream=stream, n_max=n_max))
+        return self.push(Propose(seqs=seqs, stream=stream, n_max=n_max, last=last))
 
     def accept(self, seqs: tuple[int, ...]) -> tuple[int, ...]:
         """How many drafts each sequence takes."""
@@ -223,6 +241,8 @@ class Gen:
         to = seq if self.below(4) else self.other(seq)
         parts = PIECES if self.below(3) else _PARTS[self.below(len(_PARTS))]
         if self.push(Rewind(seq=to, slot=slot, parts=parts)) or self.push(Rewind(seq=seq, slot=slot)):
+            if self.learns and self.below(4):
+                self.push(Begin(seq=to))
             after = self.below(3)
             if after == 2:
                 self.feed(to)
@@ -279,7 +299,7 @@ class Gen:
         seq = self.below(len(self.state.seqs))
         if self.push(SeqRm(seq=seq)):
             self.feed(seq)
-            if self.below(3) == 2:
+            if self.learns or self.below(3) == 2:
                 self.push(Begin(seq=seq))
 
     def m_cut(self) -> None:

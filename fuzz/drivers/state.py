@@ -34,7 +34,8 @@ LONGEST = 100
 class Seq:
     """One sequence: at least `lo` and at most `hi` tokens; what it proposed and whether the answer is open.
 
-    seeded: it was drafted from as it stands. saves: slots whose tokens it still begins with.
+    seeded: it was drafted from as it stands. shrunk: it became shorter or another, and begin() was not called since.
+    fresh_open: nothing was done since its verification was left open. saves: slots whose tokens it still begins with.
     """
 
     lo: int = 0
@@ -42,6 +43,7 @@ class Seq:
     proposed: bool = False
     open: bool = False
     seeded: bool = False
+    shrunk: bool = False
     fresh_open: bool = False
     saves: tuple[int, ...] = ()
 
@@ -121,17 +123,19 @@ class Rounds:
             case Rewind():
                 slot = self.slots[op.slot]
                 if "target" in op.parts:
-                    self._touch(op.seq, slot.state)
+                    self._touch(op.seq, replace(slot.state, shrunk=True))
             case Mangle():
                 self.slots[op.slot] = replace(self.slots[op.slot], mangled=True)
             case SeqRm():
                 if op.lo.at == "open":
-                    self._touch(op.seq, Seq())
+                    self._touch(op.seq, Seq(shrunk=True))
                 else:
                     s = self.seqs[op.seq]
                     lo, hi = max(s.lo + op.lo.d, 0), max(s.hi + op.lo.d, 0)
                     keep = tuple(x for x in s.saves if self.slots[x].state.hi <= lo)
-                    self._touch(op.seq, replace(s, lo=lo, hi=hi, proposed=False, seeded=False, saves=keep))
+                    self._touch(op.seq, replace(s, lo=lo, hi=hi, proposed=False, seeded=False, shrunk=True, saves=keep))
+            case Begin():
+                self.seqs[op.seq] = replace(self.seqs[op.seq], shrunk=False)
             case Reopen():
                 self.params = op.params or self.params
                 self.seqs = [Seq()] * self.params.n_seq_max
@@ -230,7 +234,7 @@ def _decode_broken(state: Rounds, op: Decode) -> list[str]:
         return ["decode.rows"]
     if any(state.seqs[s].open for s in seqs):
         return ["propose.answered"]
-    return [] if all(state.seqs[s].hi + k <= LONGEST for s, k in zip(seqs, sizes, strict=True)) else ["decode.room"]
+    return [] if all(state.seqs[s].hi + k <= LONGEST for s, k in zip(seqs, sizes, strict=True)) else ["decode.rows"]
 
 
 def _verify_broken(state: Rounds, op: Verify) -> list[str]:

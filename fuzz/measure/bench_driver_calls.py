@@ -276,10 +276,21 @@ class NotingLib(DriverLib):
 
 
 class NotingDriver:
-    """A driver that notes its calls as those of llama.cpp's own, whichever of the two it is."""
+    """A driver that notes its calls as those of llama.cpp's own. `ours`: it is the one in Python, which offers states
+    that llama.cpp's does not."""
 
-    def __init__(self, calls: Calls, driver: Driver, p: DriverParams, target: int, draft: int, n_seq: int):
-        self.calls, self._driver = calls, driver
+    def __init__(
+        self,
+        calls: Calls,
+        driver: Driver,
+        p: DriverParams,
+        target: int,
+        draft: int,
+        n_seq: int,
+        *,
+        ours: bool = False,
+    ):
+        self.calls, self._driver, self._ours = calls, driver, ours
         self.n_max = driver.n_max
         # a call of which it is not known yet what can be read of the draft's decodes
         self._waits: tuple[Code, array[int]] | None = None
@@ -333,12 +344,14 @@ class NotingDriver:
     def state(self, seq: int) -> bytes | None:
         """See subjects.drivers.Driver."""
         blob = self._driver.state(seq)
-        self.calls.add(Code.STATE, seq, self.calls.kept(blob or b""), -1 if blob is None else len(blob))
+        size = -1 if blob is None or self._ours else len(blob)
+        self.calls.add(Code.STATE, seq, self.calls.kept(blob or b""), size)
         return blob
 
     def restore(self, seq: int, blob: bytes) -> None:
         """See subjects.drivers.Driver."""
-        self.calls.add(Code.RESTORE, seq, self.calls.slot(blob))
+        if not self._ours:
+            self.calls.add(Code.RESTORE, seq, self.calls.slot(blob))
         self._driver.restore(seq, blob)
 
     def log(self) -> list[str]:

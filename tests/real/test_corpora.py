@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fuzz.avoid import triggers
+from fuzz.cli.common import Bench
 from fuzz.known import FOLDER, KnownFault, load_all, match
 from fuzz.models import Model
 from fuzz.triage import blame, route_of, sign
@@ -20,10 +21,10 @@ KNOWN: dict[str, KnownFault] = {f.scenario: f for f in load_all()}
 ALARMS = [p for p in SCENARIOS if p.name not in KNOWN]
 
 
-def opened(path: Path, judge_of: JudgeOf) -> tuple[Scenario, Judge, Model]:
+def opened(path: Path, judge_of: JudgeOf, build: Bench) -> tuple[Scenario, Judge, Model]:
     scenario = loads(path.read_bytes())
     assert scenario.model.recipe is not None, "a stored scenario is of a generated model"
-    judge, model = judge_of(scenario.model.recipe)
+    judge, model = judge_of(scenario.model.recipe, driver=build.driver if scenario.driver else None)
     assert (scenario.model.version, scenario.model.seed) == (model.ref.version, model.ref.seed)
     assert scenario.model.sha256 in (None, model.ref.sha256)
     return scenario, judge, model
@@ -43,10 +44,10 @@ def test_files_are_written_as_we_write_them_and_say_what_they_are_for(path: Path
 
 
 @pytest.mark.parametrize("path", [p for p in SCENARIOS if p.name in KNOWN], ids=lambda p: p.stem)
-def test_a_known_fault_shows_as_its_entry_says(path: Path, judge_of: JudgeOf) -> None:
+def test_a_known_fault_shows_as_its_entry_says(path: Path, judge_of: JudgeOf, build: Bench) -> None:
     """Where it does not any more, the build has the fix: the entry goes ("fixed?")."""
     fault = KNOWN[path.name]
-    scenario, judge, model = opened(path, judge_of)
+    scenario, judge, model = opened(path, judge_of, build)
     assert triggers(fault.avoidance, scenario, model.traits)
     judgement = judge.judge(scenario, fresh=True)
     assert judgement.violations, "fixed?"
@@ -59,8 +60,8 @@ def test_a_known_fault_shows_as_its_entry_says(path: Path, judge_of: JudgeOf) ->
 
 
 @pytest.mark.parametrize("path", ALARMS, ids=lambda p: p.stem)
-def test_a_false_alarm_is_judged_and_silent(path: Path, judge_of: JudgeOf) -> None:
-    scenario, judge, _ = opened(path, judge_of)
+def test_a_false_alarm_is_judged_and_silent(path: Path, judge_of: JudgeOf, build: Bench) -> None:
+    scenario, judge, _ = opened(path, judge_of, build)
     for fresh in (True, False):
         judgement = judge.judge(scenario, fresh=fresh, variants=True)
         assert judgement.violations == [], judgement.violations[0].because

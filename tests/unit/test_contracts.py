@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fuzz import logical, state
+from fuzz.drivers import state as driver_state
 from subjects.contracts import CLAUSES, CONTRACTS, render
 from subjects.scenario import OP_NAMES
 
@@ -24,7 +25,7 @@ def test_ids_are_unique_and_named_after_their_operation() -> None:
 
 
 def test_what_is_checked_is_what_the_table_says() -> None:
-    source = Path(state.__file__).read_text()
+    source = Path(state.__file__).read_text() + Path(driver_state.__file__).read_text()
     checked = set(re.findall(rf'"((?:{"|".join(OP_NAMES)})\.[a-z_-]+)"', source))
     checked |= {f"{name}.ids" for name in re.findall(r'ids\("(\w+)"', source)}
     owed = {clause.id for c in CONTRACTS.values() for clause in c.owes}

@@ -1,0 +1,386 @@
+"""Measures what a restore costs a speculative driver: at some positions of a prompt, by every route that the model has.
+
+  redraft probe --model qwen35
+  redraft probe --model my-model.gguf --positions 512,2048 --route host-partial,rollback --threads 16
+  redraft probe --model target.gguf --draft eagle3.gguf --build ~/llama.cpp --out out/my-pr
+  redraft probe --model gemma4 --draft gemma4-assistant
+
+At each position it saves target and draft memory and what the driver offers of its state, does other work, restores,
+and goes on for a few tokens with a draft at each. It does so twice, with the driver's state left out and put back, and
+compares both with a run that went straight on: the hidden row that the next token is paired with, the draft's logits,
+the tokens that the target accepts, the target's own logits; with bytes and times of the checkpoint. Where a driver
+offers no state, "restored" is a driver that was kept from the other work, which a second driver did on the same
+contexts.
+
+A model is a recipe by name (`redraft models`) or a GGUF file. Without --driver, a model with NextN (MTP) layers drafts
+for itself, a --draft decides by its architecture, and anything else is probed without a driver: then only the target's
+own logits are compared. Each route runs in a child process: a crash costs its row in the table. What goes into --out:
+probe.md (for a pull request), probe.csv, probe.json, probe.png and probe.svg.
+
+Routes: host and host-partial (flags 0 and 1 of llama_state_seq_get_data_ext), device and device-partial (2 and 3), file
+(llama_state_seq_save_file), rollback (seq_rm behind a verify batch), replay (the prompt once more).
+
+Exit 0 when something was measured, 2 on wrong usage, 3 when every run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fuzz.cli.common import Bench, Usage, add_build, add_json, add_llama_src, bench
+from fuzz.cli.common import console as open_console
+from fuzz.models import from_recipe, sha256
+from fuzz.probe.header import BadHeader, Many, read
+from fuzz.probe.measure import ROUTES, Plan
+from fuzz.probe.table import ProbeError, Report, count, probe
+from subjects.recipes import get, names
+from subjects.scenario import ContextParams, DriverKind, DriverParams, token
+
+HELP = "a table of what a restore costs a speculative driver, by position and route"
+
+KINDS: tuple[str, ...] = get_args(DriverKind)
+_SMALL = 64 << 20
+
+
+def _positions(text: str) -> list[int]:
+    try:
+        found = sorted({int(x) for x in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers like 34,35,59,76") from None
+    if found[0] < 2 or found[-1] > 1 << 20:
+        raise argparse.ArgumentTypeError("positions are numbers of tokens from 2 on")
+    return found
+
+
+def _routes(text: str) -> list[str]:
+    wanted = text.split(",")
+    for x in wanted:
+        if x not in ROUTES:
+            raise argparse.ArgumentTypeError(f"no route {x!r}; there are {', '.join(ROUTES)}")
+    return wanted
+
+
+def _number(least: int, most: int) -> Any:
+    def parse(text: str) -> int:
+        try:
+            n = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not least <= n <= most:
+            raise argparse.ArgumentTypeError(f"must be from {least} to {most}")
+        return n
+
+    return parse
+
+
+def add(p: argparse.ArgumentParser) -> None:
+    """Options."""
+    p.add_argument("--model", metavar="NAME|PATH", required=True, help="the target: a recipe or a GGUF file")
+    p.add_argument("--draft", metavar="NAME|PATH", help="the draft's model, where the target does not draft for itself")
+    p.add_argument(
+        "--driver", choices=[*KINDS, "none"], metavar="KIND", help=f"{', '.join(KINDS)}, or none (default: see above)"
+    )
+    p.add_argument(
+        "--positions",
+        metavar="N,N,...",
+        type=_positions,
+        default=[34, 35, 59, 76],
+        help="tokens before the checkpoint (default 34,35,59,76)",
+    )
+    p.add_argument(
+        "--route",
+        metavar="ROUTE,...",
+        type=_routes,
+        action="append",
+        help=f"only these of {', '.join(ROUTES)}; repeatable",
+    )
+    p.add_argument(
+        "--rounds", metavar="N", type=_number(1, 64), default=4, help="tokens to go on for, a draft at each (default 4)"
+    )
+    p.add_argument(
+        "--n-max", metavar="N", type=_number(1, 16), default=3, help="length of a draft, and of a rollback (default 3)"
+    )
+    p.add_argument(
+        "--pollute", metavar="N", type=_number(2, 4096), default=24, help="tokens of the other work (default 24)"
+    )
+    p.add_argument("--seed", metavar="S", type=_number(0, 1 << 31), default=0, help="of prompt and weights (default 0)")
+    p.add_argument(
+        "--prompt-tokens",
+        metavar="FILE",
+        type=Path,
+        help="token ids of the prompt, with spaces or commas between (default: pseudo-random ones)",
+    )
+    p.add_argument(
+        "--repeat", metavar="N", type=_number(1, 99), default=3, help="saves and restores that are timed (default 3)"
+    )
+    p.add_argument("--kv", choices=("f32", "f16", "bf16", "q8_0"), default="f32", help="K and V (default f32)")
+    p.add_argument("--flash-attn", action="store_true", help="flash attention (default off: honest noise is smaller)")
+    p.add_argument("--ubatch", metavar="N", type=_number(8, 4096), default=64, help="n_batch and n_ubatch (default 64)")
+    p.add_argument(
+        "--threads",
+        metavar="N",
+        type=_number(1, 1024),
+        help="threads (default: 1 for small models, otherwise all cores)",
+    )
+    p.add_argument(
+        "--gpu-layers", metavar="N", type=_number(0, 9999), default=0, help="layers on the GPU (default 0: no GPU)"
+    )
+    p.add_argument(
+        "--patience", metavar="S", type=_number(1, 1 << 20), default=600, help="silence that is a hang (default 600 s)"
+    )
+    p.add_argument("--out", metavar="DIR", type=Path, help="where the files go (default: out/probe-DATE)")
+    add_build(p)
+    add_llama_src(p)
+    p.add_argument(
+        "--driver-patch",
+        metavar="FILE",
+        type=Path,
+        help="a diff of common/speculative.cpp that is compiled in: the table with and without a fix",
+    )
+    add_json(p)
+
+
+class Gguf(NamedTuple):
+    """What is read from a model's file before anything loads it."""
+
+    path: Path
+    label: str
+    architecture: str
+    n_vocab: int
+    nextn: int
+    vocabulary: str
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, write, print."""
+    b = bench(args.build, args.llama_src, args.driver_patch)
+    model = _open(args.model, b, args.seed)
+    draft = _open(args.draft, b, args.seed) if args.draft else None
+    kind = _kind(args.driver, model, draft)
+    try:
+        drivers = str(b.driver) if kind else ""
+    except Usage as e:
+        raise Usage(f"{e}\n--driver none probes the target without a driver") from None
+    routes = list(dict.fromkeys(x for part in args.route or [list(ROUTES)] for x in part))
+    plan = _plan(args, b, model, draft, kind, drivers)
+    out = args.out or Path("out") / time.strftime("probe-%Y%m%d-%H%M%S")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise Usage(f"cannot write into {out}: {e.strerror}") from None
+    report = _measure(args, plan, routes, _about(args, b, plan, model, draft, kind))
+    _write(report, out)
+    if args.json:
+        from fuzz.probe.writers import json_text
+
+        sys.stdout.write(json_text(report))
+    else:
+        from fuzz.probe.writers import show
+
+        console = open_console()
+        show(report, console)
+        console.print(f"\nWritten to {out}: probe.md, probe.csv, probe.json, probe.png, probe.svg", markup=False)
+    return 0 if any(c.compared for c in report.cells) else 3
+
+
+def _measure(args: argparse.Namespace, plan: Plan, routes: list[str], about: dict[str, Any]) -> Report:
+    console = open_console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=count(plan, args.positions, routes))
+
+        def listen(what: str, done: int) -> None:
+            if what:
+                bar.update(task, advance=done, description=what)
+            else:
+                bar.update(task, advance=done)
+
+        try:
+            return probe(plan, args.positions, routes, about, listen, args.patience)
+        except ProbeError as e:
+            raise Usage(str(e)) from None
+
+
+def _write(report: Report, out: Path) -> None:
+    from fuzz.probe.picture import draw
+    from fuzz.probe.writers import files
+
+    for name, text in files(report):
+        (out / name).write_text(text, "utf-8")
+    draw(report, out)
+
+
+def _open(wanted: str, b: Bench, seed: int) -> Gguf:
+    if wanted in names(drivers=True):
+        path = Path(from_recipe(get(wanted), b.models, seed).path)
+    elif Path(wanted).is_file():
+        path = Path(wanted).resolve()
+    else:
+        raise Usage(f"{wanted!r} is neither a file nor a recipe; recipes are {', '.join(names(drivers=True))}")
+    try:
+        said = read(path)
+    except (BadHeader, OSError) as e:
+        raise Usage(f"{path.name} cannot be read as a GGUF file: {e}") from None
+
+    def whole(key: str) -> int:
+        value = said.get(key, 0)
+        # a number for each layer, or one for all
+        numbers = value.values if isinstance(value, Many) else (value,)
+        return max((int(x) for x in numbers if not isinstance(x, str)), default=0)
+
+    arch = str(said.get("general.architecture", "?"))
+    texts = said.get("tokenizer.ggml.tokens")
+    n_vocab = texts.n if isinstance(texts, Many) else whole(f"{arch}.vocab_size")
+    if n_vocab < 2:
+        raise Usage(f"{path.name} names neither tokens nor a {arch}.vocab_size")
+    nextn = whole(f"{arch}.nextn_predict_layers")
+    vocabulary = str(said.get("tokenizer.ggml.model", "no_vocab"))
+    return Gguf(path, wanted if wanted in names(drivers=True) else path.name, arch, n_vocab, nextn, vocabulary)
+
+
+def _kind(asked: str | None, model: Gguf, draft: Gguf | None) -> str | None:
+    """The driver's kind, None for none. Raises Usage where it cannot work with these models."""
+    if asked is None:
+        if draft is None:
+            asked = "draft-mtp" if model.nextn else "none"
+        elif draft.architecture == "eagle3":
+            asked = "draft-eagle3"
+        else:
+            asked = "draft-mtp" if draft.nextn else "draft-simple"
+    if asked == "none" or asked.startswith("ngram"):
+        if draft:
+            raise Usage(f"--driver {asked} uses no --draft")
+        return None if asked == "none" else asked
+    if asked == "draft-mtp" and not (draft or model).nextn:
+        raise Usage(
+            f"{(draft or model).label} has no NextN layers ({(draft or model).architecture}.nextn_predict_layers), and "
+            "draft-mtp drafts with those; name a --draft that has some, another --driver, or --driver none"
+        )
+    if asked != "draft-mtp" and draft is None:
+        raise Usage(f"--driver {asked} needs a --draft")
+    if asked == "draft-eagle3" and draft and draft.architecture != "eagle3":
+        raise Usage(f"{draft.label} is {draft.architecture}, draft-eagle3 needs an eagle3 model")
+    if asked == "draft-simple":
+        bare = [g.label for g in (model, draft) if g and g.vocabulary == "no_vocab"]
+        if bare:
+            raise Usage(f"draft-simple compares the texts of tokens, and {' and '.join(bare)} has none (no_vocab)")
+    return asked
+
+
+def _plan(args: argparse.Namespace, b: Bench, model: Gguf, draft: Gguf | None, kind: str | None, drivers: str) -> Plan:
+    n = args.positions[-1]
+    n_vocab = min(model.n_vocab, draft.n_vocab) if draft and kind == "draft-simple" else model.n_vocab
+
+    def made(stream: int, length: int) -> list[int]:
+        return [token(2 * args.seed + stream, i, n_vocab) for i in range(length)]
+
+    prompt = _prompt(args.prompt_tokens, n, model) if args.prompt_tokens else made(0, n)
+    rooms = n + max(args.pollute, args.rounds + 2 * args.n_max) + args.n_max + 8
+    # a rollback keeps n_max states, which a ubatch must be longer than by more than one
+    ubatch = max(args.ubatch, args.n_max + 3)
+    params = ContextParams(
+        n_ctx=-(-rooms // 256) * 256,
+        n_batch=ubatch,
+        n_ubatch=ubatch,
+        n_seq_max=1,
+        # what llama-server sets
+        n_rs_seq=args.n_max if kind in ("draft-mtp", "draft-eagle3") else 0,
+        type_k=args.kv,
+        type_v=args.kv,
+        flash_attn=args.flash_attn,
+        offload_kqv=args.gpu_layers > 0,
+        n_threads=args.threads or (1 if model.path.stat().st_size < _SMALL else os.cpu_count() or 1),
+    )
+    return Plan(
+        shim=str(b.shim),
+        drivers=drivers,
+        model=str(model.path),
+        draft=str(draft.path) if draft else "",
+        n_gpu_layers=args.gpu_layers,
+        params=params,
+        driver=msgspec.convert({"kind": kind, "n_max": args.n_max}, DriverParams) if kind else None,
+        prompt=prompt,
+        other=made(1, args.pollute),
+        rounds=args.rounds,
+        depth=args.n_max,
+        repeat=args.repeat,
+    )
+
+
+def _prompt(path: Path, n: int, model: Gguf) -> list[int]:
+    try:
+        text = path.read_text("utf-8")
+        tokens = [int(x) for x in text.replace("[", " ").replace("]", " ").replace(",", " ").split()]
+    except (OSError, ValueError) as e:
+        raise Usage(f"{path} holds no token ids: {e}") from None
+    if len(tokens) < n:
+        raise Usage(f"{path} has {len(tokens)} tokens, the last position needs {n}; name others with --positions")
+    bad = next((t for t in tokens if not 0 <= t < model.n_vocab), None)
+    if bad is not None:
+        raise Usage(f"{path}: token {bad} is not in the vocabulary of {model.label} (0 to {model.n_vocab - 1})")
+    return tokens[:n]
+
+
+def _about(
+    args: argparse.Namespace, b: Bench, plan: Plan, model: Gguf, draft: Gguf | None, kind: str | None
+) -> dict[str, Any]:
+    """What the results are of; file names, no paths."""
+    made = f"{len(plan.prompt)} pseudo-random tokens, seed {args.seed}"
+    prompt = f"{len(plan.prompt)} tokens of {args.prompt_tokens.name}" if args.prompt_tokens else made
+    return {
+        "model": model.label,
+        "architecture": model.architecture,
+        "model_bytes": model.path.stat().st_size,
+        "model_sha256": sha256(model.path),
+        "draft": draft.label if draft else None,
+        "draft_bytes": draft.path.stat().st_size if draft else None,
+        "draft_sha256": sha256(draft.path) if draft else None,
+        "driver": kind,
+        "rounds": plan.rounds,
+        "n_max": plan.depth,
+        "pollute": len(plan.other),
+        "prompt": f"prompt of {prompt}",
+        "seed": args.seed,
+        "params": msgspec.to_builtins(plan.params),
+        "n_gpu_layers": plan.n_gpu_layers,
+        "build": f"{b.build.name} ({b.build.fingerprint}){_drivers_of(args)}",
+        "llama_cpp": b.build.version or "llama.cpp of unknown version",
+        "command": _command(args, model, draft, kind),
+    }
+
+
+def _drivers_of(args: argparse.Namespace) -> str:
+    """Where the drivers are from, when they are not the build's; names only."""
+    words = [f"drivers of {args.llama_src.absolute().name}"] if args.llama_src else []
+    words += [f"patched with {args.driver_patch.name}"] if args.driver_patch else []
+    return "".join(f", {w}" for w in words)
+
+
+def _command(args: argparse.Namespace, model: Gguf, draft: Gguf | None, kind: str | None) -> str:
+    """The same again, with the names of files only."""
+    words = ["redraft", "probe", "--model", model.label]
+    words += ["--draft", draft.label] if draft else []
+    words += ["--driver", kind or "none", "--positions", ",".join(map(str, args.positions))]
+    words += [w for part in args.route or [] for w in ("--route", ",".join(part))]
+    words += ["--rounds", str(args.rounds), "--n-max", str(args.n_max), "--pollute", str(args.pollute)]
+    words += ["--prompt-tokens", args.prompt_tokens.name] if args.prompt_tokens else []
+    words += ["--seed", str(args.seed), "--kv", args.kv, "--ubatch", str(args.ubatch)]
+    words += ["--driver-patch", args.driver_patch.name] if args.driver_patch else []
+    words += ["--flash-attn"] if args.flash_attn else []
+    words += ["--gpu-layers", str(args.gpu_layers)] if args.gpu_layers else []
+    return shlex.join(words)
