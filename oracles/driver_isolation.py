@@ -5,7 +5,7 @@ from __future__ import annotations
 from oracles.account import Account
 from oracles.base import OracleFailure
 from oracles.drive import Held
-from oracles.driving import DraftOracle, fresh_start, right_since, seen, violation, what, where
+from oracles.driving import DraftOracle, alone_since, fresh_start, seen, violation, what, where
 from oracles.verdict import Violation
 
 
@@ -23,7 +23,7 @@ class DriverIsolation(DraftOracle):
 
     def mine(self, account: Account, held: Held) -> bool:
         """Claims behind work on other sequences, and first rows."""
-        return fresh_start(account, held) or right_since(account, held) is not None
+        return fresh_start(account, held) or alone_since(account, held) is not None
 
     def violated(self, account: Account, held: Held) -> Violation:
         """Either nothing was there that may matter, or only other sequences were worked on."""
@@ -38,7 +38,7 @@ class DriverIsolation(DraftOracle):
                 f"first token with a row of zeros and has learnt nothing, whatever was there before; but {seen(held)}.",
                 kind="contract",
             )
-        since = right_since(account, held)
+        since = alone_since(account, held)
         others = tuple(
             m.step.op
             for m in reversed(account.ledger.moments)
@@ -50,7 +50,7 @@ class DriverIsolation(DraftOracle):
             held,
             key=f"driver_isolation:{what(held)}",
             clause="propose.own",
-            because=f"In operation {since} sequence {held.claim.seq} was right, and since then only other sequences "
+            because=f"Since operation {since}, when sequence {held.claim.seq} was as it must be, only other sequences "
             f"were worked on; but when {where(account, held)}, {seen(held)}.",
             suspects=others,
         )

@@ -12,7 +12,7 @@ from oracles.lines import LEARNS
 from oracles.rows import NAME_OF
 from oracles.verdict import Check, Verdict, Violation
 from subjects.contracts import rule
-from subjects.scenario import Accept, ContextParams, Op, Propose, Rewind, SeqRm, Verify
+from subjects.scenario import Accept, ContextParams, Decode, Op, Propose, Rewind, SeqRm, Verify
 
 Owner = Literal[
     "pending_row", "verify_rows", "redraft", "driver_isolation", "driver_contract", "round_drafts", "drafting"
@@ -34,26 +34,42 @@ def fresh_start(account: Account, held: Held) -> bool:
     return again or not held.claim.line.history.length
 
 
-def right_since(account: Account, held: Held) -> int | None:
-    """The step in which the sequence was right as it stands, if only other sequences were worked on since."""
+def alone_since(account: Account, held: Held) -> int | None:
+    """The step since which only other sequences were worked on, None where the sequence was too, or nobody was.
+
+    That is where it was seen to be right as it stands, or its last decode, when what came since put another sequence
+    back: a decode leaves the driver with a row of its own.
+    """
     assert account.driven is not None
     c = held.claim
-    right = -1
-    for h in account.driven.held:
-        same = h.claim.seq == c.seq and h.claim.line.tokens == c.line.tokens and h.claim.line.shaped == c.line.shaped
-        if same and h.claim.step < c.step and not h.wrong and not h.ambiguous:
-            right = h.claim.step
-    if right < 0:
+    seen_right = [
+        h.claim.step
+        for h in account.driven.held
+        if h.claim.seq == c.seq
+        and h.claim.line.tokens == c.line.tokens
+        and h.claim.line.shaped == c.line.shaped
+        and h.claim.step < c.step
+        and not h.wrong
+        and not h.ambiguous
+    ]
+    own = [m.step.op for m in account.ledger.moments if m.step.op < c.step and c.seq in m.touched]
+    work = [m for m in account.ledger.moments if m.step.op < c.step and not isinstance(m.op, Propose)]
+    last = account.ledger.moments[own[-1]].op if own else None
+    if seen_right:
+        since = seen_right[-1]
+        others = [m for m in work if m.step.op > since]
+        return since if any(m.touched for m in others) and not any(c.seq in m.touched for m in others) else None
+    if not isinstance(last, Decode) or not held.row_wrong or c.line.unoffered:
         return None
-    between = [m for m in account.ledger.moments if right < m.step.op < c.step and not isinstance(m.op, Propose)]
-    others = [m for m in between if c.seq not in m.touched and m.touched]
-    return right if others and not any(c.seq in m.touched for m in between) else None
+    mine = [m.step.op for m in work if c.seq in m.touched]
+    put_back = [m for m in work if mine and m.step.op > mine[-1] and isinstance(m.op, Rewind) and m.op.seq != c.seq]
+    return mine[-1] if put_back else None
 
 
 def owner(account: Account, held: Held) -> Owner:
     """The oracle that a wrong claim belongs to: the most specific thing that can be said of how it came to be."""
     line = held.claim.line
-    if right_since(account, held) is not None or fresh_start(account, held):
+    if alone_since(account, held) is not None or fresh_start(account, held):
         return "driver_isolation"
     found = shaper(account, held)
     if line.unoffered:

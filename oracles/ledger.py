@@ -212,7 +212,7 @@ def _is_empty(state: State) -> bool:
     return isinstance(state, History) and state.empty
 
 
-def window_need(held: tuple[int, ...], n_swa: int) -> int:
+def window_need(held: Sequence[int], n_swa: int) -> int:
     """The smallest position that a sliding window must still hold so that the next token, after the last, sees all.
 
     A window of one token lets the next token see itself only; the last position is held all the same.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from oracles.ledger import EMPTY, History, Ledger, Moment, RowClaim, Seg, cut
+from oracles.ledger import EMPTY, WINDOW_GONE, History, Ledger, Moment, RowClaim, Seg, cut, window_need
 from subjects.scenario import (
     ON_DEVICE,
     PARTIAL,
@@ -272,11 +272,15 @@ class _Fold:
     # --- rounds -------------------------------------------------------------------------------------------------------
 
     def _propose(self, op: Propose, m: Moment) -> None:
+        # one batch for all: a sequence that cannot be decoded takes the others with it
+        lost = [s for s in op.seqs if self.lines[s].undefined or self.lines[s].draft != self.lines[s].tokens]
         for seq, last, drafts in zip(op.seqs, m.step.args, m.step.drafts, strict=True):
             line = self._heard(self.lines[seq], m.step)
             reason = self._expects(line)
             if not reason and line.open >= 0:
                 reason = "a verification is open"
+            if not reason and not self.facts.draft_shares and any(s != seq for s in lost):
+                reason = "drafted together with a sequence that is undefined"
             if not reason and not line.history.length:
                 reason = "there is nothing to draft from"
             if not reason and self.kind == "ngram-mod" and sum(bool(x.events) for x in self.lines.values()) > 1:
@@ -363,7 +367,18 @@ class _Fold:
             line = replace(line, undefined="rolled back further than the last ubatch (known fault stale-rollback)")
         if not m.step.value:
             line = replace(line, undefined="a removal was refused")
+        if rolled:
+            line = self._window(line, seq, m.step)
         self.lines[seq] = line
+
+    def _window(self, line: Line, seq: int, step: Step) -> Line:
+        """A cut behind which the next token needs cells that a sliding window no longer holds: a saved state has the
+        window of its own end only, with swa_full too."""
+        n = line.history.length
+        if not self.facts.n_swa or not n or not step.pos or line.undefined:
+            return line
+        lowest = max(step.pos[seq][0], step.draft_pos[seq][0] if step.draft_pos else -1)
+        return replace(line, undefined=WINDOW_GONE) if lowest > window_need(range(n), self.facts.n_swa) else line
 
     def _stale(self, m: Moment, seq: int, was: Line) -> bool:
         """Recurrent parts go back within the sequence's last ubatch only; sequences of unequal length share one."""
@@ -476,6 +491,7 @@ class _Fold:
             unoffered=line.unoffered and self.kind in LEARNS,
             seeded=False,
         )
+        self.lines[op.seq] = self._window(self.lines[op.seq], op.seq, m.step)
 
     def _begin(self, op: Begin, m: Moment) -> None:
         line = self.lines[op.seq]

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from subjects.clauses import VERDICT, Clause, Contract
 from subjects.driver_contracts import DRIVER_CONTRACTS
+from subjects.driver_contracts import FORMS as DRIVER_FORMS
 from subjects.scenario import (
     ON_DEVICE,
     Ask,
@@ -568,9 +569,10 @@ class View(Protocol):
 
 
 def forms_of(op: Op, view: View) -> set[str]:
-    """The forms (`FORMS[operation]`) that a concrete operation has in its context."""
-    known = _FORMS.get(type(op))  # operations of a driver have one form
-    return {form for form in known(op, view) if form} if known else set()
+    """The forms (`FORMS[operation]`) that a concrete operation has in its context; see `subjects.driver_contracts` for
+    programs with a driver.
+    """
+    return {form for form in _FORMS[type(op)](op, view) if form}
 
 
 def _decode(op: Decode, v: View) -> list[str]:
@@ -760,5 +762,9 @@ def render() -> str:
                 )
         if c.forms:
             lines += textwrap.wrap("forms: " + "; ".join(c.forms), 118, initial_indent="  ", subsequent_indent="    ")
+        with_driver = DRIVER_FORMS.get(c.op, ())
+        if with_driver not in ((), c.forms):
+            text = "forms with a driver: " + "; ".join(with_driver)
+            lines += textwrap.wrap(text, 118, initial_indent="  ", subsequent_indent="    ")
         lines.append("")
     return "\n".join(lines)

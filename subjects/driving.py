@@ -303,7 +303,8 @@ class DriverRunner(Runner):
         draft = b""
         if self.draft:
             draft = self.shim.seq_get(self.draft, seq, flags, self.shim.seq_size(self.draft, seq, flags))[1]
-        return Kept(target, draft, self.driver.state(seq), flags, self.seats[seq])
+        state = self.driver.state(seq) if self.p.state else None
+        return Kept(target, draft, state, flags, self.seats[seq])
 
     def _do_checkpoint(self, op: Checkpoint, step: Step) -> None:
         self._begin(step, op.slot, op.seq, op.flags)

@@ -340,7 +340,8 @@ class DriverParams(Record, frozen=True):
 
     draft: the draft's model, None where the target's own file drafts (or nothing does: the ngram kinds). impl:
     `native` is llama.cpp's own, `reference` is ours (subjects.drivers.reference). backend_sampling hides the draft's
-    logits. late: the draft context is made after the target has decoded something. ngram_*: sizes of the
+    logits. late: the draft context is made after the target has decoded something. state: the caller saves and restores
+    what the driver offers of its state. ngram_*: sizes of the
     ngram kinds.
     """
 
@@ -352,6 +353,7 @@ class DriverParams(Record, frozen=True):
     p_min: float = 0.0
     backend_sampling: bool = False
     late: bool = False
+    state: bool = True
     ngram_n: int = 4
     ngram_m: int = 4
     ngram_hits: int = 1

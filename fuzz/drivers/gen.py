@@ -331,8 +331,12 @@ class Gen:
         n = (16, 32, 64, 1 + d.n_max + 1)[self.below(4)]
         rs = p.n_rs_seq
         n = max(n, rs + 2)
+        if not self.state.slots or self.below(2):  # behind a large batch, whose rows a driver may keep
+            seq = self.live()
+            self.feed(seq)
+            self.push(Checkpoint(seq=seq, slot=self.slot()))
         if self.push(Reopen(params=msgspec.structs.replace(p, n_batch=n, n_ubatch=n))):
-            for slot in list(self.state.slots)[:2]:
+            for slot in list(self.state.slots)[-2:]:
                 seq = min(self.state.slots[slot].seq, len(self.state.seqs) - 1)
                 if not self.state.seqs[seq].open and self.push(Rewind(seq=seq, slot=slot)):
                     _ = self.push(Accept(seq=seq, n=d.n_max)) if self.state.seqs[seq].open else None

@@ -183,6 +183,8 @@ def broken(state: Rounds, op: AnyOp) -> list[str]:
                 return ["propose.ids"]
             if len(set(op.seqs)) != len(op.seqs) or not op.seqs or any(not state.seqs[s].lo for s in op.seqs):
                 return ["propose.once"]
+            if len(op.seqs) * (1 + state.driver.n_max) > state.params.n_batch:
+                return ["propose.rows"]
             return ["propose.answered"] if any(state.seqs[s].open for s in op.seqs) else []
         case Verify():
             return _verify_broken(state, op)

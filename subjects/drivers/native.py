@@ -15,6 +15,8 @@ from subjects.trace import Row
 INTERFACE = 1
 # of one draft; the longest that any driver makes by default is 64
 _CAP = 256
+# what was logged is read into it
+_TEXT = ct.create_string_buffer(1 << 15)
 
 _P, _I, _L = ct.c_void_p, ct.c_int32, ct.c_int64
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
@@ -158,9 +160,8 @@ class Native:
 
     def log(self) -> list[str]:
         """See subjects.drivers.Driver."""
-        buf = ct.create_string_buffer(1 << 15)
-        n = self._lib.rd_spec_take_log(buf, len(buf))
-        return buf.raw[:n].decode("utf-8", "replace").splitlines()
+        n = self._lib.rd_spec_take_log(_TEXT, len(_TEXT))
+        return _TEXT.raw[:n].decode("utf-8", "replace").splitlines() if n else []
 
     def close(self) -> None:
         """See subjects.drivers.Driver."""
