@@ -46,9 +46,10 @@ def alone_since(account: Account, held: Held) -> int | None:
         h.claim.step
         for h in account.driven.held
         if h.claim.seq == c.seq
-        and h.claim.line.tokens == c.line.tokens
-        and h.claim.line.shaped == c.line.shaped
         and h.claim.step < c.step
+        and h.claim.line.shaped == c.line.shaped
+        and h.claim.line.history.length == c.line.history.length
+        and h.claim.line.tokens == c.line.tokens
         and not h.wrong
         and not h.ambiguous
     ]

@@ -67,6 +67,7 @@ class Judge:
         self.sandbox, self.model, self.path = sandbox, model, path
         self.references = References()
         self._many = lambda programs: sandbox.run_many(programs, path, fresh=True)
+        self._build, self._cache = build, cache
         self.driver_references = DriverReferences(model, self._many)
         self.driver_bands: DriverBands | None = None
         self.bands = Bands(lambda programs: sandbox.run_many(programs, path, fresh=True), model, build, cache)
@@ -146,7 +147,9 @@ class Judge:
         ledger = account.ledger
         assert ledger.scenario.driver is not None
         if self.driver_bands is None:
-            self.driver_bands = DriverBands(self.model, self._many, ledger.trace.facts[0].n_vocab)
+            self.driver_bands = DriverBands(
+                self.model, self._many, ledger.trace.facts[0].n_vocab, self._build, self._cache
+            )
         account.driven = Driven(drive, ledger.scenario.driver)
         params = [ledger.moments[c.step].params for c in drive.claims]
         hold(account.driven, ledger.scenario, params, self.driver_references, self.driver_bands)

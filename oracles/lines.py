@@ -453,13 +453,17 @@ class _Fold:
         elif not kept.offered and everything and self.kind in (*CARRIES, *LEARNS):
             carry = saved.carry
             unoffered = line.carry != carry or line.unoffered or self.kind in LEARNS or base.open >= 0
+        seeded, last = (saved.seeded, saved.last) if "draft" in op.parts else (line.seeded, line.last)
+        if "draft" not in op.parts and line.draft is not None and len(line.draft) > n:
+            seeded, last = True, line.draft[n]  # what is left of a longer draft memory ends with the token that came
         self.lines[op.seq] = replace(
             base,
             history=history,
             draft=draft,
             carry=carry,
             undefined=undefined,
-            seeded=(saved if "draft" in op.parts else line).seeded,
+            seeded=seeded,
+            last=last,
             shaped=(*line.shaped, *([] if not set(op.parts) else [m.step.op])),
             unoffered=unoffered,
         )

@@ -35,7 +35,7 @@ class TwoDrivers(Oracle):
     def base(self, scenario: Scenario) -> Scenario | None:
         """The program that both run, None where ours knows no such driver."""
         d = scenario.driver
-        if d is None or d.kind != "draft-mtp" or d.impl != "native" or d.backend_sampling:
+        if d is None or d.kind != "draft-mtp" or d.impl != "native":
             return None
         return msgspec.structs.replace(scenario, driver=msgspec.structs.replace(d, state=False))
 

@@ -82,7 +82,8 @@ class Subject(Sandbox):
         self.subjects += len(scenarios)
         traces = super().run_many(scenarios, model, fresh=fresh, fault=fault)
         if self.recorder is not None:
-            self.recorder.requests.append(_ENCODE((0, [Job(s, str(model), fresh, fault) for s in scenarios])))
+            jobs = [Job(s, str(model), fresh, fault, self._draft_of(s)) for s in scenarios]
+            self.recorder.requests.append(_ENCODE((0, jobs)))
             self.recorder.runs.extend((s, t, fresh) for s, t in zip(scenarios, traces, strict=True))
         return traces
 
@@ -500,15 +501,22 @@ def show_profile(judge: Judge, sandbox: Subject, recorded: Recorded, model: Mode
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(prog="ci/bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    p.add_argument("--scenarios", type=int, default=1000, metavar="N", help="programs in the list (default 1000)")
+    p.add_argument("--scenarios", type=int, metavar="N", help="programs in the list (default 1000; with --driver 500)")
     p.add_argument("--model", default="qwen35", metavar="NAME|PATH", help="recipe or GGUF (default qwen35)")
+    p.add_argument(
+        "--driver", action="store_true", help="programs with a speculative driver instead (see bench_driver.py)"
+    )
+    p.add_argument("--pair", default="qwen35-mtp", help="with --driver: target and draft (default qwen35-mtp)")
     p.add_argument("--build", type=Path, metavar="DIR", help="build of llama.cpp (default: llama-cpp-python's)")
+    p.add_argument("--llama-src", type=Path, metavar="DIR", help="with --driver: a checkout that matches the build")
     p.add_argument("--repeat", type=int, default=3, metavar="R", help="pairs of timed runs (default 3)")
     p.add_argument("--seed", type=int, default=1, help="which list is made (default 1)")
     p.add_argument("--cpu", type=int, metavar="N", help="core that everything is pinned to (default: the last one)")
     p.add_argument("--json", action="store_true", help="one JSON document on standard output, for machines")
     p.add_argument("--profile", action="store_true", help="then profile both sides of redraft (text on stderr)")
-    p.add_argument("--check", action="store_true", help=f"exit 1 if redraft / native is above {LIMIT}")
+    p.add_argument(
+        "--check", action="store_true", help=f"exit 1 if redraft / native is above {LIMIT} (with --driver 2.0)"
+    )
     return p
 
 
@@ -573,8 +581,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry: 0 done, 1 slower than --check allows, 2 usage or configuration."""
     p = parser()
     args = p.parse_args(argv)
+    args.scenarios = (500 if args.driver else 1000) if args.scenarios is None else args.scenarios
     if args.scenarios < 1 or args.repeat < 1:
         p.error("--scenarios and --repeat take numbers from 1")
+    if args.driver:
+        from fuzz.measure import bench_driver
+
+        return bench_driver.run(args)
     try:
         result = bench(args)
     except (Usage, SandboxError) as e:
