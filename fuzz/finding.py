@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fuzz.repro import plain
+from fuzz.repro import driver_cpp, plain
 from fuzz.repro.cpp import repro_cpp
 from fuzz.repro.python import repro_py
 from fuzz.repro.readme import explain, readme
@@ -124,9 +124,6 @@ def write(finding: Finding, traces: Mapping[str, Trace], folder: Path, *, replac
 def files(finding: Finding, traces: Mapping[str, Trace]) -> dict[str, bytes]:
     """Contents of a finding's folder by file name."""
     subject, reference = traces["subject"], traces.get("reference")
-    calls = plain.lower(finding.scenario, subject)
-    program = finding.check.reference
-    reference_calls = plain.lower(program, reference) if program and reference else []
     text = {
         "finding.json": _json(finding),
         "scenario.json": scenarios.dumps(finding.scenario),
@@ -135,11 +132,23 @@ def files(finding: Finding, traces: Mapping[str, Trace]) -> dict[str, bytes]:
         "explanation.txt": explain(finding, subject, reference),
         "README.md": readme(finding, subject, reference),
         "stderr.txt": subject.stderr + "".join(f"operation {s.op}: {line}\n" for s in subject.steps for line in s.log),
+    }
+    text |= _programs(finding, subject, reference)
+    data = {name: t.encode("utf-8", "replace") for name, t in text.items()}
+    return data | {_TRACES.get(name, f"{name}.msgpack"): stored.to_bytes(t) for name, t in traces.items()}
+
+
+def _programs(finding: Finding, subject: Trace, reference: Trace | None) -> dict[str, str]:
+    """The reproducers. Drivers have no Python interface, so with one of them there is only repro.cpp."""
+    if finding.scenario.driver is not None:
+        return {"repro.cpp": driver_cpp.repro_cpp(finding, subject, reference)}
+    calls = plain.lower(finding.scenario, subject)
+    program = finding.check.reference
+    reference_calls = plain.lower(program, reference) if program and reference else []
+    return {
         "repro.py": repro_py(finding, calls, reference_calls),
         "repro.cpp": repro_cpp(finding, calls, reference_calls),
     }
-    data = {name: t.encode("utf-8", "replace") for name, t in text.items()}
-    return data | {_TRACES.get(name, f"{name}.msgpack"): stored.to_bytes(t) for name, t in traces.items()}
 
 
 def load(folder: Path) -> Finding:

@@ -326,9 +326,8 @@ def title_of(t: Triaged) -> str:
     if t.violation.oracle == "liveness":
         return f"{name} ends the process on {memory} memory: {t.violation.check.what}"
     if t.violation.check.kind == "draft":
-        return (
-            f"{name} ({t.route}): {WRONG_DRAFT.get(t.violation.check.what, 'a malformed driver state is not refused')}"
-        )
+        where = f"{name} ({t.route})" if t.route else name
+        return f"{where}: {WRONG_DRAFT.get(t.violation.check.what, 'a malformed driver state is not refused')}"
     if t.violation.check.kind == "rows":
         return f"{name} ({t.route or memory}) leaves a wrong state on {memory} memory"
     return f"{name} ({t.route or memory}) breaks its contract on {memory} memory: {t.violation.key}"

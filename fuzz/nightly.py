@@ -6,7 +6,8 @@
 replay   what corpora/scenarios shows against what corpora/known says of it
 canary   a planted fault must be found, otherwise nothing that the run says can be believed
 avoid    most of the time: known faults are found once and then stepped round
-never    a quarter: nothing is stepped round, and every known fault must be found again; one that is not is news
+never    nothing is stepped round, and every known fault must be found again; one that is not is news
+drivers, drivers-never   the same with speculative drivers, on all pairs
 
 Writes nightly.json, junit.xml and the campaigns into --out. Exit 0 nothing new, 1 new findings (or a known fault that
 is not there any more: in the replay, or in the campaign when MINUTES is at least 30), 2 usage or configuration or a
@@ -30,13 +31,14 @@ from typing import Any
 
 from rich.console import Console
 
+from fuzz.drivers.avoid import DRIVER_AVOIDANCES
 from fuzz.known import BadKnown, KnownFault, load_all
 from subjects.planted import CANARY
 
 ROOT = Path(__file__).resolve().parent.parent
 REDRAFT = [str(Path(sys.executable).with_name("redraft"))]
 SCENARIOS = ROOT / "corpora" / "scenarios"
-SHARE = {"avoid": 0.70, "never": 0.25}
+SHARE = {"avoid": 0.50, "never": 0.20, "drivers": 0.15, "drivers-never": 0.10}
 # A shorter run may miss a known fault by chance.
 SURE_FROM = 30.0
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -66,13 +68,15 @@ class Run:
     def all(self) -> None:
         """Every part that there is time for."""
         minutes = self.args.minutes
-        everything = ["--model", "all"]
+        everything, pairs = ["--model", "all"], ["--driver", "all"]
         steps: dict[str, Callable[[], object]] = {
             "replay": self.replay,
             # by count, on one model: a minute is plenty
             "canary": lambda: self.canary(["--model", "llama", "--scenarios", "300", "--minutes", "1"]),
             "avoid": lambda: self.campaign("avoid", "auto", [*everything, *_minutes(minutes * SHARE["avoid"])]),
-            "never": lambda: self.never([*everything, *_minutes(minutes * SHARE["never"])]),
+            "never": lambda: self.never("never", [*everything, *_minutes(minutes * SHARE["never"])]),
+            "drivers": lambda: self.campaign("drivers", "auto", [*pairs, *_minutes(minutes * SHARE["drivers"])]),
+            "drivers-never": lambda: self.never("drivers-never", [*pairs, *_minutes(minutes * SHARE["drivers-never"])]),
         }
         for name, step in steps.items():
             if self.stopped:
@@ -149,15 +153,16 @@ class Run:
             self.case("part", "canary-found", FAILED, part["text"])
             self.say(f"CANARY NOT FOUND: {part['text']}", "bold red")
 
-    def never(self, arguments: list[str]) -> None:
-        """Nothing is avoided, so every known fault must turn up."""
-        document = self.campaign("never", "never", arguments)
+    def never(self, name: str, arguments: list[str]) -> None:
+        """Nothing is avoided, so every known fault, of drivers or not, must turn up."""
+        document = self.campaign(name, "never", arguments)
         part = self.parts[-1]
         found = {f["known"] for f in document["findings"]} if document else set()
-        part["known_found"] = sorted(k.name for k in self.known if k.name in found)
-        part["known_missing"] = sorted(k.name for k in self.known if k.name not in found)
+        mine = [k for k in self.known if (k.avoidance in DRIVER_AVOIDANCES) == (name != "never")]
+        part["known_found"] = sorted(k.name for k in mine if k.name in found)
+        part["known_missing"] = sorted(k.name for k in mine if k.name not in found)
         whole = document is not None and part["exit"] in (0, 1)
-        for k in self.known:
+        for k in mine:
             if k.name in found:
                 self.case("known", k.name, PASSED, k.title)
             elif whole and self.args.minutes >= SURE_FROM:
@@ -211,7 +216,7 @@ class Run:
             return 2
         if any(c["state"] == FAILED and c["class"] != "part" for c in self.cases):
             return 1
-        fuzzed = [p["exit"] for p in self.parts if p["name"] in ("avoid", "never")]
+        fuzzed = [p["exit"] for p in self.parts if p["name"] in SHARE]
         if any(p["exit"] not in (0, 1, 3) for p in self.parts):
             return 2
         return 3 if 3 in fuzzed else 0
@@ -241,7 +246,7 @@ class Run:
         self.say("")
         for p in self.parts:
             code = "not run" if p["exit"] is None else f"exit {p['exit']}"
-            self.say(f"{p['name']:8} {code:8} {p['seconds']:7.0f} s  {p['text'].splitlines()[0] if p['text'] else ''}")
+            self.say(f"{p['name']:13} {code:8} {p['seconds']:7.0f} s  {p['text'].splitlines()[0] if p['text'] else ''}")
         for c in self.cases:
             if c["state"] != PASSED and c["class"] != "part":
                 self.say(

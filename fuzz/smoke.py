@@ -1,4 +1,4 @@
-"""Every recipe end to end, in half a minute: programs generated with all avoidances, run on a real libllama, judged.
+"""Every recipe and every pair end to end, in half a minute: programs with all avoidances, run on the library, judged.
 
   python -m fuzz.smoke
   python -m fuzz.smoke --scale 5 --seed 7
@@ -23,10 +23,13 @@ from rich.console import Console
 
 from fuzz.avoid import AVOIDANCES, Avoider
 from fuzz.cli.common import Bench, Usage, add_build, add_json, bench
-from fuzz.models import from_recipe
+from fuzz.drivers.avoid import DRIVER_AVOIDANCES
+from fuzz.drivers.gen import strategy as driver_programs
+from fuzz.models import from_pair, from_recipe
 from fuzz.strategies import generate, scenarios
-from fuzz.triage import RERUNS, Symptom, find
+from fuzz.triage import RERUNS, VARIANTS, Symptom, find
 from oracles.judge import Judge
+from subjects import pairs
 from subjects.recipes import get, names
 from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import dumps
@@ -38,7 +41,7 @@ KEPT = Path("out") / "smoke"
 
 
 class Line(msgspec.Struct):
-    """What one recipe came to. `crashes` are those of the `violations` that ended the child."""
+    """What one recipe or pair came to. `crashes` are those of the `violations` that ended the child."""
 
     recipe: str
     memory: str = "?"
@@ -71,11 +74,19 @@ def one(name: str, b: Bench, count: int, seed: int) -> Line:
 
 
 def _run(result: Line, b: Bench, count: int, seed: int) -> None:
-    model = from_recipe(get(result.recipe), b.models)
+    if result.recipe in pairs.names():
+        model = from_pair(pairs.get(result.recipe), b.models)
+        assert model.driver is not None
+        avoid = tuple(DRIVER_AVOIDANCES)
+        strategy = driver_programs(model.ref, model.driver, model.traits, model.n_rs, avoid)
+    else:
+        model = from_recipe(get(result.recipe), b.models)
+        strategy = scenarios(model.ref, model.traits, avoid=Avoider(AVOIDANCES))
     result.memory = model.traits.memory
-    programs = generate(scenarios(model.ref, model.traits, avoid=Avoider(AVOIDANCES)), seed, count)
+    programs = generate(strategy, seed, count)
     path = Path(model.path)
-    with Sandbox(b.shim, [(path, 0)]) as sandbox:
+    driver = b.driver if model.driver else None
+    with Sandbox(b.shim, [(path, 0)], driver=driver, drafts=model.drafts()) as sandbox:
         judge = Judge(sandbox, model.ref, path, b.build.fingerprint, b.cache)
         for program in programs:
             judgement = judge.judge(program)
@@ -86,9 +97,9 @@ def _run(result: Line, b: Bench, count: int, seed: int) -> None:
                 continue
             first = judgement.violations[0]
             symptom = Symptom.of(first)
-            purity = symptom.oracle == "purity"
+            variants = symptom.oracle in VARIANTS
             again = (
-                judge.judge(judgement.executed, fresh=True, observed=False, variants=purity) for _ in range(RERUNS)
+                judge.judge(judgement.executed, fresh=True, observed=False, variants=variants) for _ in range(RERUNS)
             )
             if not any(find(j, symptom) for j in again):
                 result.unreproduced += 1
@@ -118,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     lines: list[Line] = []
     # deepseek4 first: the longest should not be what all others have waited for
-    order = sorted(names(), key=lambda n: (n not in FEWER, n))
+    order = sorted((*names(), *pairs.names()), key=lambda n: (n not in FEWER, n))
     jobs = min(args.jobs or os.cpu_count() or 1, len(order))
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         waiting = [pool.submit(one, n, b, max(1, round(FEWER.get(n, PROGRAMS) * args.scale)), args.seed) for n in order]
@@ -133,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     bad = [x.recipe for x in lines if not x.good]
     total = sum(x.programs for x in lines)
     console.print(
-        f"{len(lines)} recipes, {total} programs, {sum(x.judged for x in lines)} judged in {seconds} s: "
+        f"{len(lines)} recipes and pairs, {total} programs, {sum(x.judged for x in lines)} judged in {seconds} s: "
         + (f"not good: {', '.join(bad)}" if bad else "all good"),
         style="bold red" if bad else "bold green",
     )

@@ -40,6 +40,8 @@ from subjects.scenario import (
 
 RERUNS = 3
 STANDARD_DRAFT = 6
+# oracles that need a second run
+VARIANTS = frozenset({"purity", "two_drivers"})
 # oracles whose violations are wrong claims on drafts, and the key of those that show only once a sequence goes on
 CLAIMS = frozenset(o.name for o in ORACLES if isinstance(o, DraftOracle))
 FRESH = frozenset({"driver_isolation:fresh"})
@@ -104,7 +106,7 @@ def triage(
     """
     first = judgement.violations[0]
     symptom = Symptom.of(first)
-    variants = symptom.oracle in ("purity", "two_drivers")
+    variants = symptom.oracle in VARIANTS
     program = judgement.executed
 
     def run(s: Scenario) -> Judgement:

@@ -343,6 +343,7 @@ def _held(c: DraftClaim, ref: Clean | None, band: Bands, d: DriverParams) -> Hel
             row_error = float("inf")
         else:
             row_error = float(np.abs(want - c.given.hidden).max(initial=0.0))
+            row_error = row_error if np.isfinite(row_error) else float("inf")  # nan says that there is none to see
     if ref is None or c.last < 0:
         return Held(c, row_error, band.row, 0.0, band.logits, 0.0, -1, 0.0, (), False, 0)
     expected, unsure = limited(ref, d, c.n_max)
@@ -360,7 +361,7 @@ def _held(c: DraftClaim, ref: Clean | None, band: Bands, d: DriverParams) -> Hel
     if 0 <= at < min(len(c.drafts), len(expected)) and at < len(ref.given.logits):
         row = ref.given.logits[at]
         gap = float(row[expected[at]] - row[c.drafts[at]])
-    changed = int((difference.max(axis=1) > band.logits).sum()) if n else 0
+    changed = int((~(difference.max(axis=1) <= band.logits)).sum()) if n else 0
     return Held(c, row_error, band.row, error if np.isfinite(error) else float("inf"), band.logits, nmse, at, gap,
                 expected, unsure, changed)  # fmt: skip
 

@@ -30,7 +30,7 @@ class DriverState(Oracle):
         kind = driven.driver.kind
         found = []
         for step, how, told in driven.drive.refusals:
-            after = [h for h in driven.held if h.claim.step > step and h.wrong and step in h.claim.line.shaped]
+            after = [h for h in driven.held if h.claim.step > step and h.wrong and h.claim.line.shaped[-1:] == (step,)]
             text = f"In operation {step} a driver state that was made {how} must be refused"
             if after:
                 text += " and change nothing; but it was taken: the next draft is wrong."

@@ -109,7 +109,7 @@ def seen(held: Held) -> str:
             f" and prefers its own token by {held.gap:.3g}" if math.isfinite(held.gap) else ""
         )
     return (
-        f"{held.changed} of {len(held.expected)} draft logit rows differ, by {held.error:.3g} at most (honest "
+        f"{held.changed} of {len(c.given.logits)} draft logit rows differ, by {held.error:.3g} at most (honest "
         f"differences here stay below {held.band:.2g})"
     )
 

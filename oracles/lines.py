@@ -49,6 +49,10 @@ class Event:
     n: int = 0
 
 
+LOST = Event("lost")
+"""What a driver that learns has gone through is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """What one sequence must hold.
@@ -285,6 +289,8 @@ class _Fold:
                 reason = "there is nothing to draft from"
             if not reason and self.kind == "ngram-mod" and sum(bool(x.events) for x in self.lines.values()) > 1:
                 reason = "ngram-mod shares on purpose what it learns"
+            if not reason and LOST in line.events:
+                reason = "the driver has learnt from other tokens"
             if not reason and line.draft != line.tokens and not self.facts.draft_shares:
                 reason = "the draft's memory holds other tokens"
             if reason:
@@ -330,6 +336,7 @@ class _Fold:
                     opened=m.step.op,
                     proposed=before[s].proposed,
                     last=before[s].last,
+                    events=before[s].events,  # its answer is the event, which decodes the rows again
                 )
         for batch in batches[1:]:
             if batch.rc != 0:
@@ -453,9 +460,16 @@ class _Fold:
         elif not kept.offered and everything and self.kind in (*CARRIES, *LEARNS):
             carry = saved.carry
             unoffered = line.carry != carry or line.unoffered or self.kind in LEARNS or base.open >= 0
+        if (
+            self.kind in LEARNS
+            and kept.offered
+            and ("target" in op.parts) != ("driver" in op.parts and not kept.mangled)
+        ):
+            base = replace(base, events=(LOST,))  # the caller put one back without the other
         seeded, last = (saved.seeded, saved.last) if "draft" in op.parts else (line.seeded, line.last)
-        if "draft" not in op.parts and line.draft is not None and len(line.draft) > n:
-            seeded, last = True, line.draft[n]  # what is left of a longer draft memory ends with the token that came
+        if "draft" not in op.parts and (line.draft is None or len(line.draft) > n):
+            # what is left of a longer draft memory ends with the token that came
+            seeded, last = True, -1 if line.draft is None else line.draft[n]
         self.lines[op.seq] = replace(
             base,
             history=history,
@@ -484,6 +498,8 @@ class _Fold:
         if self.facts.recurrent or self.facts.hybrid:
             undefined = undefined or "a recurrent state was cut outside a round"
         draft = line.draft[:at] if line.draft is not None else None
+        # what is left of the longer memory of an eagle3 draft ends with the token that came
+        seeded = self.kind == "draft-eagle3" and line.draft is not None and len(line.draft) > at
         self.lines[op.seq] = replace(
             line,
             history=cut(line.history, at),
@@ -493,7 +509,9 @@ class _Fold:
             was_cut=self.kind in CARRIES,
             shaped=(*line.shaped, m.step.op),
             unoffered=line.unoffered and self.kind in LEARNS,
-            seeded=False,
+            seeded=seeded,
+            last=line.draft[at] if seeded and line.draft is not None else line.last,
+            events=(LOST,) if self.kind in LEARNS else line.events,
         )
         self.lines[op.seq] = self._window(self.lines[op.seq], op.seq, m.step)
 

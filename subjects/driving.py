@@ -399,8 +399,10 @@ def mangled(blob: bytes, how: Mangling) -> bytes:
             return b"\xff\xff\xff\xff" + blob[4:]
         case "huge":
             return b"\xff\xff\xff\x7f" + blob[4:]
-        case "other":
+        case "other":  # another driver's
             return b"RDRF" + bytes(range(64))
+        case "model":  # one that is twice as wide
+            return blob + blob[4:]
 
 
 _DO: dict[type[Op], Callable[..., None]] = {

@@ -202,7 +202,7 @@ class Ask(Op, frozen=True, tag="ask"):
 
 Route = Literal["cut", "host", "device", "whole"]
 Piece = Literal["target", "draft", "driver"]
-Mangling = Literal["empty", "short", "long", "magic", "width", "negative", "huge", "other"]
+Mangling = Literal["empty", "short", "long", "magic", "width", "negative", "huge", "other", "model"]
 PIECES: tuple[Piece, ...] = ("target", "draft", "driver")
 
 

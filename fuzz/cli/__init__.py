@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from fuzz.cli import contracts as contracts_verb
-from fuzz.cli import doctor, explain, fuzz, known, models, oracles, probe, reduce, replay
+from fuzz.cli import doctor, explain, fuzz, known, models, oracles, pairs, probe, reduce, replay
 from fuzz.cli.common import Usage
 
 VERBS = {
@@ -16,6 +16,7 @@ VERBS = {
     "explain": explain,
     "probe": probe,
     "models": models,
+    "pairs": pairs,
     "oracles": oracles,
     "contracts": contracts_verb,
     "known": known,

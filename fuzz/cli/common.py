@@ -35,6 +35,17 @@ def add_build(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_drivers(parser: argparse.ArgumentParser) -> None:
+    """The options that say whose speculative drivers are tested: --llama-src and --driver-patch."""
+    add_llama_src(parser)
+    parser.add_argument(
+        "--driver-patch",
+        metavar="FILE",
+        type=Path,
+        help="a diff of common/speculative.cpp that is compiled in and tested",
+    )
+
+
 def add_llama_src(parser: argparse.ArgumentParser) -> None:
     """The --llama-src option."""
     parser.add_argument(

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fuzz.cli.common import Usage, add_build, bench, check_duties, judge_of, read
+from fuzz.cli.common import Usage, add_build, add_drivers, bench, check_duties, judge_of, read
 from fuzz.finding import BadFinding, Finding, load_traces
 from fuzz.repro.readme import explain
 from fuzz.repro.words import program
@@ -22,6 +22,7 @@ def add(p: argparse.ArgumentParser) -> None:
     """Options."""
     p.add_argument("path", metavar="PATH", type=Path, help="a finding's folder, or a scenario (which is run)")
     add_build(p)
+    add_drivers(p)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
             raise Usage(f"{args.path} has no trace.msgpack; `redraft replay` runs it again")
         sys.stdout.write(explain(thing, traces["subject"], traces.get("reference")))
         return 0
-    with judge_of(bench(args.build), thing) as (judge, model):
+    with judge_of(bench(args.build, args.llama_src, args.driver_patch), thing) as (judge, model):
         check_duties(thing, model)
         judgement = judge.judge(thing, fresh=True, variants=True)
     for line in program(judgement.executed, judgement.account.ledger.trace):

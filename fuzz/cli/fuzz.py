@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from fuzz import campaign
-from fuzz.cli.common import Bench, Usage, add_build, add_json, add_llama_src, bench
+from fuzz.cli.common import Bench, Usage, add_build, add_drivers, add_json, bench
 from fuzz.cli.common import console as open_console
 from fuzz.models import BadModel, Model, resolve, resolve_pairs, with_driver, with_impl
 from fuzz.show import Progress, final
@@ -117,13 +117,7 @@ def add(p: argparse.ArgumentParser) -> None:
         help="with --driver: hold every program against the draft-mtp in Python, not one in eight",
     )
     add_build(p)
-    add_llama_src(p)
-    p.add_argument(
-        "--driver-patch",
-        metavar="FILE",
-        type=Path,
-        help="a diff of common/speculative.cpp that is compiled in and tested",
-    )
+    add_drivers(p)
     p.add_argument(
         "--seed", metavar="S", type=int, help="with --jobs fixes what is generated (default: random, printed)"
     )

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fuzz.cli.common import Bench, Usage, add_build, add_json, add_llama_src, bench
+from fuzz.cli.common import Bench, Usage, add_build, add_drivers, add_json, bench
 from fuzz.cli.common import console as open_console
 from fuzz.models import from_recipe, sha256
 from fuzz.probe.header import BadHeader, Many, read
@@ -139,13 +139,7 @@ def add(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--out", metavar="DIR", type=Path, help="where the files go (default: out/probe-DATE)")
     add_build(p)
-    add_llama_src(p)
-    p.add_argument(
-        "--driver-patch",
-        metavar="FILE",
-        type=Path,
-        help="a diff of common/speculative.cpp that is compiled in: the table with and without a fix",
-    )
+    add_drivers(p)
     add_json(p)
 
 

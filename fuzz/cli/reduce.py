@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fuzz.cli.common import Usage, add_build, bench, judge_of, read
+from fuzz.cli.common import Usage, add_build, add_drivers, bench, judge_of, read
 from fuzz.cli.common import console as open_console
 from fuzz.finding import Finding
 from fuzz.triage import Triaged, triage
@@ -32,6 +32,7 @@ def add(p: argparse.ArgumentParser) -> None:
         "--out", metavar="FILE", type=Path, help="where the reduced scenario goes (default: standard output)"
     )
     add_build(p)
+    add_drivers(p)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     thing = read(args.path)
     scenario = thing.original if isinstance(thing, Finding) else thing
     console = open_console(stderr=True)
-    with judge_of(bench(args.build), scenario) as (judge, model):
+    with judge_of(bench(args.build, args.llama_src, args.driver_patch), scenario) as (judge, model):
         judgement = judge.judge(scenario, fresh=True, observed=not isinstance(thing, Finding), variants=True)
         if not judgement.violations:
             raise Usage("it shows no violation, so there is nothing to reduce (`redraft replay -v` shows what it does)")

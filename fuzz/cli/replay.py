@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 from rich.markup import escape
 
-from fuzz.cli.common import Bench, Usage, add_build, add_json, bench, check_duties, expand, judge_of, read
+from fuzz.cli.common import Bench, Usage, add_build, add_drivers, add_json, bench, check_duties, expand, judge_of, read
 from fuzz.cli.common import console as open_console
 from fuzz.finding import Finding
 from fuzz.repro.words import program
-from fuzz.triage import Symptom, find
+from fuzz.triage import VARIANTS, Symptom, find
 from oracles.judge import Judgement
 from oracles.registry import by_name
 from oracles.verdict import Violation
@@ -43,12 +43,13 @@ def add(p: argparse.ArgumentParser) -> None:
         help="show every operation with what it became and answered, and every oracle's verdict",
     )
     add_build(p)
+    add_drivers(p)
     add_json(p)
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay."""
-    b = bench(args.build)
+    b = bench(args.build, args.llama_src, args.driver_patch)
     console = open_console(stderr=args.json)
     results = [_one(path, b, args.runs) for path in expand(args.paths)]
     for r in results:
@@ -97,7 +98,7 @@ def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
                     scenario,
                     fresh=True,
                     observed=symptom is None,
-                    variants=symptom is None or symptom.oracle == "purity",
+                    variants=symptom is None or symptom.oracle in VARIANTS,
                 )
                 for _ in range(runs)
             ]

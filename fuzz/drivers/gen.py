@@ -48,7 +48,7 @@ _RANDOM = st.randoms(use_true_random=False)
 _SIZES = (4, 8, 1, 2, 6, 12, 3, 5, 16, 20, 24)
 _ROUTES: tuple[Route, ...] = ("cut", "cut", "host", "whole", "device")
 _FLAGS = (0, 0, 1, 0, 2, 3)
-_MANGLE: tuple[Mangling, ...] = ("empty", "short", "long", "magic", "width", "negative", "huge", "other")
+_MANGLE: tuple[Mangling, ...] = ("empty", "short", "long", "magic", "width", "negative", "huge", "other", "model")
 _PARTS: tuple[tuple[Piece, ...], ...] = (
     PIECES, PIECES, PIECES, ("target", "draft"), ("driver",), ("target", "driver"), ("draft", "driver"), ("target",),
     ("draft",),
@@ -62,7 +62,8 @@ _STOP = (0, 0, 1, 2, 4, 6, 8, 12, 16, 20, 26, 32)
 def draw_params(below: Below, base: DriverParams, traits: Traits, n_rs: int) -> tuple[ContextParams, DriverParams]:
     """A target context and a driver for a program."""
     learns = base.kind.startswith("ngram")
-    n_max = base.n_max if below(3) else 1 + below(base.n_max)
+    # how far the ngram kinds draft is set otherwise, or not at all
+    n_max = base.n_max if learns or below(3) else 1 + below(base.n_max)
     driver = msgspec.structs.replace(
         base,
         n_max=n_max,

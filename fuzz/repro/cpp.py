@@ -419,7 +419,9 @@ return wrong;"""
     return 'printf("it survived: not reproduced\\n");\nreturn 0;'
 
 
-def _new_context(name: str, p: ContextParams) -> str:
+def params_cpp(p: ContextParams) -> str:
+    """Statements that set the fields of a llama_context_params called `params`."""
+
     def cpp(field: str, value: str) -> str:
         if field in ("type_k", "type_v"):
             return f"(ggml_type) {value}"
@@ -429,11 +431,14 @@ def _new_context(name: str, p: ContextParams) -> str:
 
     fields = context_fields(p)
     width = max(map(len, fields))
-    body = "\n".join(f"    params.{k:<{width}} = {cpp(k, v)};" for k, v in fields.items())
+    return "\n".join(f"    params.{k:<{width}} = {cpp(k, v)};" for k, v in fields.items())
+
+
+def _new_context(name: str, p: ContextParams) -> str:
     return f"""
 static llama_context * new_context_{name.lower()}(llama_model * model) {{
     llama_context_params params = llama_context_default_params();
-{body}
+{params_cpp(p)}
     llama_context * ctx = llama_init_from_model(model, params);
     if (!ctx) {{
         fprintf(stderr, "the context was refused\\n");
@@ -495,13 +500,20 @@ def repro_cpp(finding: Finding, calls: Sequence[Call], reference_calls: Sequence
 
 def _head(finding: Finding) -> str:
     model = finding.scenario.model
-    lines = [finding.rule, "", f"{finding.title}. Seen with {finding.build}.", "", COMPILE, ""]
     if model.recipe is not None:
-        lines.append("The model is written by: python repro.py --write-model model.gguf")
+        source = "The model is written by: python repro.py --write-model model.gguf"
     else:
-        lines.append(f"Seen with {model.label()}" + (f", SHA-256 {model.sha256}." if model.sha256 else "."))
-    lines.append("Exit code: 0 not reproduced, 1 reproduced; where it is a crash, the process dies.")
+        source = f"Seen with {model.label()}" + (f", SHA-256 {model.sha256}." if model.sha256 else ".")
+    return head(finding, COMPILE, [source])
+
+
+def head(finding: Finding, compile: str, notes: Sequence[str]) -> str:
+    """The comment that a program begins with: what is wrong, how to compile it, notes (a line each)."""
+    ends = "Exit code: 0 not reproduced, 1 reproduced; where it is a crash, the process dies."
+    lines = [finding.rule, "", f"{finding.title}. Seen with {finding.build}.", "", compile, "", *notes, ends]
     wrapped = [
-        part for line in lines for part in ([COMPILE] if line == COMPILE else textwrap.wrap(line, WIDTH - 3) or [""])
+        part
+        for line in lines
+        for part in ([compile] if line == compile else textwrap.wrap(line, WIDTH - 3, break_on_hyphens=False) or [""])
     ]
     return "\n".join(("// " + line).rstrip().rstrip("\\") for line in wrapped) + "\n"

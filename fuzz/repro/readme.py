@@ -7,8 +7,9 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from fuzz.repro import plain, words
+from fuzz.repro import driver_readme, plain, words
 from fuzz.repro.cpp import COMPILE
+from fuzz.repro.phrases import count
 from oracles.verdict import Check
 from subjects.scenario import ModelRef
 from subjects.trace import Trace
@@ -88,13 +89,18 @@ def _because(finding: Finding) -> str:
 
 
 def _model(finding: Finding) -> str:
-    ref = finding.scenario.model
-    return f"Model: {_model_name(ref)}; {finding.memory} memory. Context: {words.params_text(finding.scenario.params)}."
+    ref, params = finding.scenario.model, words.params_text(finding.scenario.params)
+    if finding.scenario.driver is None:
+        return f"Model: {_model_name(ref, 'repro.py')}; {finding.memory} memory. Context: {params}."
+    (_, ref), *drafts = driver_readme.models(finding)
+    model = f"Model: {_model_name(ref, '`redraft models write`')}; {finding.memory} memory."
+    more = "".join(f" {what}: {_model_name(m, '`redraft models write`')}." for what, m in drafts)
+    return f"{model}{more} Context: {params}. {driver_readme.setup(finding)}"
 
 
-def _model_name(ref: ModelRef) -> str:
+def _model_name(ref: ModelRef, writer: str) -> str:
     if ref.recipe is not None:
-        return f"generated, `{ref.recipe}` version {ref.version}, seed {ref.seed} (repro.py writes it)"
+        return f"generated, `{ref.recipe}` version {ref.version}, seed {ref.seed} ({writer} writes it)"
     return f"`{ref.label()}`" + (f" (SHA-256 {ref.sha256})" if ref.sha256 else "")
 
 
@@ -117,9 +123,7 @@ def _steps(finding: Finding, trace: Trace) -> list[str]:
             lines.append(f"        afterwards {words.positions(step)}")
         lines += [_fill(f"log: {_scrub(line).strip()}", " " * 8) for line in step.log[-LOG_LINES:]]
         if len(step.log) > LOG_LINES:
-            lines.append(
-                f"        ({words.count(len(step.log) - LOG_LINES, 'line')} of the log before that: see stderr.txt)"
-            )
+            lines.append(f"        ({count(len(step.log) - LOG_LINES, 'line')} of the log before that: see stderr.txt)")
     reached = len(trace.steps)
     lines += [f"  {i:2}. ({op.__struct_config__.tag}: not reached)" for i, op in enumerate(ops) if i >= reached]
     return lines
@@ -144,11 +148,13 @@ def _observed(finding: Finding, trace: Trace, reference: Trace | None) -> list[s
         )
     elif check.kind == "blob" and check.step < len(trace.steps):
         lines.append(_blobs(check, trace))
+    elif check.kind == "draft":
+        lines += driver_readme.observed(finding, trace)
     elif check.kind == "alive":
         verb = "never returned and was killed" if finding.hang else f"ended the process{_how(trace)}"
         lines.append(f"operation {check.step} {verb}; the process must survive it")
     n, m = finding.reproduced
-    lines.append(f"reproduced in {n} of {words.count(m, 'run')}, each in fresh contexts")
+    lines.append(f"reproduced in {n} of {count(m, 'run')}, each in fresh contexts")
     if v is not None and v.suspects and finding.culprit is None:
         lines.append("suspected operations: " + ", ".join(str(s) for s in v.suspects))
     if finding.known:
@@ -190,8 +196,8 @@ def _blobs(check: Check, trace: Trace) -> str:
     else:
         a, b = (trace.steps[check.step].blobs[i] for i in check.expected)
     if check.what == "size":
-        return f"operation {check.step}: {words.count(a.size, 'byte')} promised or given, {b.moved} moved"
-    left = f"{words.count(a.size, 'byte')} (SHA-256 {a.sha}…)"
+        return f"operation {check.step}: {count(a.size, 'byte')} promised or given, {b.moved} moved"
+    left = f"{count(a.size, 'byte')} (SHA-256 {a.sha}…)"
     return f"operation {check.step}: blob of {left} against {b.size} ({b.sha}…)"
 
 
@@ -206,6 +212,10 @@ def _clean(finding: Finding, reference: Trace | None) -> list[str]:
     program = finding.check.reference
     if program is None or reference is None:
         return []
+    if program.driver is not None:
+        told = _numbered(driver_readme.clean(finding, reference))
+        last = "The draft at its end is what the program above must make."
+        return ["With a target, a draft and a driver of its own:", told, last]
     blocks = ["In a clean context of its own:", _numbered(words.program(program, reference))]
     try:
         _, _, row = plain.find_row(plain.lower(program, reference), finding.check.ref_row)
@@ -221,8 +231,12 @@ def _ways(finding: Finding) -> list[str]:
     run = "python repro.py"
     if finding.scenario.model.recipe is None:
         model, make, run = "needs llama-cpp-python and numpy", "", "python repro.py --model model.gguf"
+    ours = "With redraft, in the folder of this finding:\n\n```\nredraft replay .\n```"
+    if finding.scenario.driver is not None:
+        commands = "\n".join(driver_readme.programs(finding))
+        return [ours, f"With llama.h and common/speculative.h ({verdict}):\n\n```\n{commands}\n```"]
     return [
-        "With redraft, in the folder of this finding:\n\n```\nredraft replay .\n```",
+        ours,
         f"With Python ({model}; {verdict}):\n\n```\n{run}\n```",
         f"With llama.h:\n\n```\n{make}{COMPILE}\n```",
     ]

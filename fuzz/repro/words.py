@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from fuzz.repro import driver_words
+from fuzz.repro.phrases import count, flags_text, ordinal, rows_text, span
 from subjects.scenario import (
-    ON_DEVICE,
-    PARTIAL,
+    Accept,
     Ask,
+    Begin,
+    Checkpoint,
     Clear,
     ContextParams,
     Corrupt,
     Decode,
     Draft,
+    Mangle,
     Op,
+    Propose,
     Reopen,
     Restore,
     RestoreAll,
+    Rewind,
     Save,
     SaveAll,
     Scenario,
@@ -23,15 +29,9 @@ from subjects.scenario import (
     SeqDiv,
     SeqKeep,
     SeqRm,
+    Verify,
 )
 from subjects.trace import Batch, Row, Step, Trace
-
-
-def flags_text(flags: int) -> str:
-    """Names of state flags, as llama.h writes them without their long prefix."""
-    names = [name for bit, name in ((PARTIAL, "PARTIAL_ONLY"), (ON_DEVICE, "ON_DEVICE")) if flags & bit]
-    rest = flags & ~(PARTIAL | ON_DEVICE)
-    return " | ".join(names + ([hex(rest)] if rest else [])) or "0"
 
 
 def params_text(p: ContextParams) -> str:
@@ -40,31 +40,6 @@ def params_text(p: ContextParams) -> str:
     words += [f"K {p.type_k}", f"V {p.type_v}", f"flash attention {'on' if p.flash_attn else 'off'}"]
     words += [name for name in ("kv_unified", "swa_full", "offload_kqv", "embeddings") if getattr(p, name)]
     return ", ".join([*words, count(p.n_threads, "thread")])
-
-
-def count(n: int, noun: str) -> str:
-    """`1 token`, `2 tokens`."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
-
-
-def ordinal(n: int) -> str:
-    """`1st`, `2nd`, `11th`."""
-    ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
-    return f"{n}{ending}"
-
-
-def span(first: int, last: int) -> str:
-    """`position 3` or `positions 3..5`."""
-    return f"position {first}" if first == last else f"positions {first}..{last}"
-
-
-def rows_text(rows: list[Row]) -> str:
-    """`16 tokens into sequence 0 (positions 0..15)`, for each sequence of a batch."""
-    by_seq: dict[int, list[int]] = {}
-    for r in rows:
-        by_seq.setdefault(r.seq, []).append(r.pos)
-    parts = [f"{count(len(p), 'token')} into sequence {s} ({span(min(p), max(p))})" for s, p in by_seq.items()]
-    return " and ".join(parts) if parts else "an empty batch"
 
 
 def _decode(op: Decode, rows: list[Row]) -> str:
@@ -161,6 +136,8 @@ def describe(op: Op, step: Step) -> str:
             return "free the context and make a new one" + (f": {params_text(op.params)}" if op.params else "")
         case Ask():
             return f"ask for {op.what}" + (f" of sequence {op.seq}" if op.what != "can_shift" else "")
+        case Propose() | Verify() | Accept() | Checkpoint() | Rewind() | Mangle() | Begin():
+            return driver_words.describe(op, step)
         case _:
             raise TypeError(op)
 
@@ -180,16 +157,29 @@ def answer(op: Op, step: Step) -> str:
             return f" → {count(step.blobs[-1].moved if step.blobs else 0, 'byte')}" + ("" if step.rc else " (refused)")
         case Ask():
             return f" → {step.value}"
+        case Propose() | Verify() | Accept() | Checkpoint() | Rewind() | Mangle() | Begin():
+            return driver_words.answer(op, step)
         case _:
             return ""
 
 
 def positions(step: Step) -> str:
-    """`0: 0..15, 1: empty`, every sequence after the operation."""
-    return ", ".join(f"{s}: {lo}..{hi}" if hi >= 0 else f"{s}: empty" for s, (lo, hi) in enumerate(step.pos))
+    """`0: 0..15, 1: empty`, every sequence after the operation; with a driver, in the draft's memory too."""
+    target = _positions(step.pos)
+    return f"{target}; in the draft's memory {_positions(step.draft_pos)}" if step.draft_pos else target
+
+
+def _positions(pos: list[tuple[int, int]]) -> str:
+    return ", ".join(f"{s}: {lo}..{hi}" if hi >= 0 else f"{s}: empty" for s, (lo, hi) in enumerate(pos))
+
+
+def sentence(scenario: Scenario, step: Step) -> str:
+    """What a step of a program did, without its answer."""
+    op = scenario.ops[step.op]
+    text = describe(op, step)
+    return text if scenario.driver is None or step.skipped else driver_words.processed(op, text)
 
 
 def program(scenario: Scenario, trace: Trace) -> list[str]:
     """One sentence for each operation that was reached."""
-    pairs = ((scenario.ops[s.op], s) for s in trace.steps)
-    return [describe(op, s) + answer(op, s) for op, s in pairs]
+    return [sentence(scenario, s) + answer(scenario.ops[s.op], s) for s in trace.steps]

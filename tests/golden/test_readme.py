@@ -39,5 +39,14 @@ def test_readme_names_every_verb_and_script() -> None:
     text = README.read_text()
     for verb in VERBS:
         assert verb in text
-    for script in ("ci/fuzz", "ci/test", "ci/nightly", "ci/smoke", "ci/bench", "ci/discovery", "ci/robustness"):
+    for script in (
+        "ci/fuzz",
+        "ci/test",
+        "ci/nightly",
+        "ci/smoke",
+        "ci/bench",
+        "ci/discovery",
+        "ci/drivers",
+        "ci/robustness",
+    ):
         assert script in text and (ROOT / script).exists()
