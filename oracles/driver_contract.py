@@ -26,7 +26,7 @@ class DriverContract(DraftOracle):
         """Claims where the driver had nothing to offer, or was not told of a cut."""
         found = shaper(account, held)
         cut = found is not None and isinstance(found[1], SeqRm) and found[1].lo.at != "open"
-        return held.claim.line.unoffered or cut
+        return held.claim.line.unoffered or held.claim.line.was_cut or cut
 
     def violated(self, account: Account, held: Held) -> Violation:
         """Which gap of the interface it is."""

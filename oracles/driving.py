@@ -73,7 +73,7 @@ def owner(account: Account, held: Held) -> Owner:
     if alone_since(account, held) is not None or fresh_start(account, held):
         return "driver_isolation"
     found = shaper(account, held)
-    if line.unoffered:
+    if line.unoffered or line.was_cut:
         return "driver_contract"
     if found is None:
         return "drafting"

@@ -275,9 +275,14 @@ class _Fold:
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
+    def _lost(self, line: Line) -> bool:
+        """Nothing is sure of what a sequence brings into a batch of drafts."""
+        astray = self.kind in CARRIES and line.history.length > 0 and line.carry != line.tokens
+        return bool(line.undefined) or line.draft != line.tokens or astray
+
     def _propose(self, op: Propose, m: Moment) -> None:
         # one batch for all: a sequence that cannot be decoded takes the others with it
-        lost = [s for s in op.seqs if self.lines[s].undefined or self.lines[s].draft != self.lines[s].tokens]
+        lost = [s for s in op.seqs if self._lost(self.lines[s])]
         for seq, last, drafts in zip(op.seqs, m.step.args, m.step.drafts, strict=True):
             line = self._heard(self.lines[seq], m.step)
             reason = self._expects(line)
@@ -301,8 +306,9 @@ class _Fold:
                 self.drive.claims.append(
                     DraftClaim(m.step.op, seq, line, last, op.n_max, tuple(drafts), got, pos, line.history.length - lag)
                 )
-            if self.kind == "draft-eagle3" and line.carry != line.tokens:
-                line = replace(line, draft=None)  # it writes, and cuts, at the position of the row that it carries
+            if self.kind == "draft-eagle3" and (line.carry != line.tokens or any(s != seq for s in lost)):
+                # it cuts, and writes, at the position of the row that it carries, and the batch may have failed
+                line = replace(line, draft=None)
             self.lines[seq] = replace(
                 line,
                 last=last,
