@@ -277,7 +277,9 @@ def _simpler_round(op: Propose | Verify | Checkpoint | Rewind | Accept) -> Itera
     match op:
         case Propose():
             if len(op.seqs) > 1:
-                yield from (replace(op, seqs=op.seqs[:i] + op.seqs[i + 1 :]) for i in range(len(op.seqs)))
+                for i in range(len(op.seqs)):
+                    last = op.last[:i] + op.last[i + 1 :] if op.last else None
+                    yield replace(op, seqs=op.seqs[:i] + op.seqs[i + 1 :], last=last)
             if op.n_max > 0:
                 yield replace(op, n_max=-1)
             if op.stream:

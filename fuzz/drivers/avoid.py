@@ -64,7 +64,15 @@ def _bridge(state: Rounds, op: AnyOp) -> bool:
     """eagle3: tokens are processed behind others without a draft in between, so that a row waits for them."""
     if state.driver.kind != "draft-eagle3" or not isinstance(op, Decode):
         return False
-    return any(state.seqs[p.seq].lo and not state.seqs[p.seq].seeded for p in op.parts)
+    mine = [state.seqs[p.seq] for p in op.parts]
+    return any(s.lo and not s.seeded and not s.partial for s in mine)
+
+
+def _undrafted(state: Rounds, op: AnyOp) -> bool:
+    """eagle3: tokens are processed behind a partial acceptance without a draft in between."""
+    if state.driver.kind != "draft-eagle3" or not isinstance(op, Decode):
+        return False
+    return any(state.seqs[p.seq].partial and not state.seqs[p.seq].seeded for p in op.parts)
 
 
 def _backend(state: Rounds, op: AnyOp) -> bool:
@@ -116,6 +124,9 @@ DRIVER_AVOIDANCES: dict[str, DriverAvoidance] = {
             "eagle3-backend", "several sequences draft in one call, sampled by the backend", _backend, _one_by_one
         ),
         DriverAvoidance("eagle3-bridge", "tokens behind a row that waits for them, without a draft", _bridge),
+        DriverAvoidance(
+            "eagle3-undrafted", "tokens behind a partial acceptance, without a draft in between", _undrafted
+        ),
         DriverAvoidance("eagle3-open", "an open verification is restored without its rows", _open_rows),
         DriverAvoidance("driver-mangled", "a malformed driver state is taken, or refused without a word", _mangled),
     )
@@ -148,8 +159,10 @@ def repair(scenario: Scenario, traits: Traits, names: tuple[str, ...]) -> Scenar
             if kept is not None and a.hit(state, kept):
                 kept = a.instead(state, kept)
         if isinstance(kept, Propose):  # some of its sequences may be empty now
-            left = tuple(s for s in kept.seqs if not broken(state, Propose(seqs=(s,))))
-            kept = msgspec.structs.replace(kept, seqs=left) if left else None
+            left = [i for i, s in enumerate(kept.seqs) if not broken(state, Propose(seqs=(s,)))]
+            last = tuple(kept.last[i] for i in left) if kept.last else None
+            seqs = tuple(kept.seqs[i] for i in left)
+            kept = msgspec.structs.replace(kept, seqs=seqs, last=last) if left else None
         if kept is None or broken(state, kept):
             continue
         state.apply(kept)

@@ -34,7 +34,8 @@ LONGEST = 100
 class Seq:
     """One sequence: at least `lo` and at most `hi` tokens; what it proposed and whether the answer is open.
 
-    seeded: it was drafted from as it stands. shrunk: it became shorter or another, and begin() was not called since.
+    seeded: it was drafted from as it stands. partial: a part of its last draft was rejected and cut. shrunk: it became
+    shorter or another, and begin() was not called since.
     fresh_open: nothing was done since its verification was left open. saves: slots whose tokens it still begins with.
     """
 
@@ -43,6 +44,7 @@ class Seq:
     proposed: bool = False
     open: bool = False
     seeded: bool = False
+    partial: bool = False
     shrunk: bool = False
     fresh_open: bool = False
     saves: tuple[int, ...] = ()
@@ -90,10 +92,11 @@ class Rounds:
             case Decode():
                 for p in op.parts:
                     s, k = self.seqs[p.seq], len(p.tokens) if p.tokens else p.n
-                    self._touch(p.seq, replace(s, lo=s.lo + k, hi=s.hi + k, proposed=False, seeded=False))
+                    s = replace(s, lo=s.lo + k, hi=s.hi + k, proposed=False, seeded=False, partial=False)
+                    self._touch(p.seq, s)
             case Propose():
                 for i in op.seqs:
-                    self.seqs[i] = replace(self.seqs[i], proposed=True, seeded=True)
+                    self.seqs[i] = replace(self.seqs[i], proposed=True, seeded=True, partial=False)
             case Verify():
                 if op.route == "device" and op.accept:
                     self.on_device |= set(op.seqs)
@@ -107,10 +110,12 @@ class Rounds:
                         continue
                     k = min(op.accept[j], n)
                     lo, hi = (0, n) if k < 0 else (0 if self.driver.p_min or self.driver.n_min else k, k)
-                    self._touch(i, replace(s, lo=s.lo + 1 + lo, hi=s.hi + 1 + hi, proposed=False, seeded=False))
+                    partial = op.route == "cut" and not 0 <= n <= k
+                    s = replace(s, lo=s.lo + 1 + lo, hi=s.hi + 1 + hi, proposed=False, seeded=False, partial=partial)
+                    self._touch(i, s)
             case Accept():
                 s, k = self.seqs[op.seq], min(op.n, n)
-                self.seqs[op.seq] = replace(s, lo=s.lo + 1, hi=s.hi + 1 + k, proposed=False, open=False)
+                self.seqs[op.seq] = replace(s, lo=s.lo + 1, hi=s.hi + 1 + k, proposed=False, open=False, partial=k < n)
             case Checkpoint():
                 s = self.seqs[op.seq]
                 self.seqs[op.seq] = replace(s, saves=(*(x for x in s.saves if x != op.slot), op.slot))
