@@ -95,9 +95,14 @@ class Held:
         return self.at >= 0 and not self.unsure and not self.gap <= 2 * self.band * FAR
 
     @property
+    def row_doubtful(self) -> bool:
+        """The paired row is between noise and error, so nothing can be said of what was drafted from it."""
+        return not self.row_wrong and self.row_error > self.row_band
+
+    @property
     def drafts_wrong(self) -> bool:
         """Logits far outside the band, or other tokens that are no near tie."""
-        return self.error > self.band * FAR or self.tokens_wrong
+        return not self.row_doubtful and (self.error > self.band * FAR or self.tokens_wrong)
 
     @property
     def wrong(self) -> bool:
@@ -107,7 +112,7 @@ class Held:
     @property
     def ambiguous(self) -> bool:
         """Between noise and error."""
-        return not self.wrong and (self.row_error > self.row_band or self.error > self.band or self.at >= 0)
+        return not self.wrong and (self.row_doubtful or self.error > self.band or self.at >= 0)
 
 
 @dataclass(slots=True)
@@ -198,14 +203,15 @@ class Bands:
 class DriverBands:
     """How much honest runs of one history differ in rows and drafts, measured for parameters and a driver.
 
-    Drafts are compared only between programs that hand the driver everything in one call: what it carries from call to
-    call is under test. How far a split of the tokens moves the rows that drafts are made from widens the band.
+    Drafts are compared only between programs that hand the driver everything in one call, unless it has no memory that
+    it writes rows of its own into (`apart`): what it carries from call to call is under test. How far a split of the
+    tokens moves the rows that drafts are made from widens the band.
     """
 
-    def __init__(self, model: ModelRef, run: Run, n_vocab: int, build: str, folder: Path | None):
-        self._model, self._run, self._vocab = model, run, n_vocab
+    def __init__(self, model: ModelRef, run: Run, n_vocab: int, build: str, folder: Path | None, *, apart: bool):
+        self._model, self._run, self._vocab, self._apart = model, run, n_vocab, apart
         self._known: dict[tuple[ContextParams, DriverParams], Bands | None] = {}
-        name = hashlib.sha256(f"{build}|{model.sha256}|{model.n_gpu_layers}|drivers 1".encode()).hexdigest()[:16]
+        name = hashlib.sha256(f"{build}|{model.sha256}|{model.n_gpu_layers}|drivers 2".encode()).hexdigest()[:16]
         self._file = folder / "bands" / f"{name}.json" if folder else None
         self._stored: dict[str, tuple[float, float]] = {}
         if self._file and self._file.exists():
@@ -241,7 +247,7 @@ class DriverBands:
 
     def _measure(self, p: ContextParams, d: DriverParams) -> Bands | None:
         plans: list[tuple[int, bool, Scenario]] = []
-        for prompt, n in enumerate((24, 9, 31)):
+        for prompt, n in enumerate((24, 9, 31, 17, 12)):
             tokens = tuple(token(300 + prompt, i, self._vocab) for i in range(n))
             other = tuple(token(400 + prompt, i, self._vocab) for i in range(n))
             base = len(plans)
@@ -266,7 +272,7 @@ class DriverBands:
                 row_scale = max(row_scale, float(np.abs(b.given.hidden).max(initial=0.0)))
             same = next((i for i, (x, y) in enumerate(zip(c.drafts, b.drafts, strict=False)) if x != y), None)
             n = min(len(c.given.logits), len(b.given.logits), *([] if same is None else [same + 1]))
-            if n and whole:
+            if n and (whole or not self._apart):
                 logits = max(logits, float(np.abs(c.given.logits[:n] - b.given.logits[:n]).max()))
                 scale = max(scale, float(np.abs(b.given.logits[:n]).max()))
         if not runs:
@@ -297,6 +303,8 @@ def _honest(tokens: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[bool,
         (False, False, (d(tokens[: n // 2]), d(tokens[n // 2 :]))),
         (False, False, tuple(d((t,)) for t in tokens)),
         (False, False, (d(tokens[:-4]), d(tokens[-4:]))),
+        (False, False, (d(tokens[:5]), d(other[:1], 1), d(tokens[5:-2]), d(other[1:4], 1), d(tokens[-2:]))),
+        (False, True, (d(other[:7], 1), d(tokens[:3]), d(other[7:], 1), *(d((t,)) for t in tokens[3:]))),
     ]
 
 

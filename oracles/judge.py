@@ -12,7 +12,7 @@ from oracles import lines
 from oracles.account import Account, compare_rows
 from oracles.band import Bands
 from oracles.drive import Driven, DriverBands, DriverReferences, hold
-from oracles.lines import Drive
+from oracles.lines import CARRIES, Drive
 from oracles.observe import observe
 from oracles.reference import References, key_of, replay, row_at, twin
 from oracles.registry import OBSERVATIONS, ORACLES, for_program
@@ -148,7 +148,12 @@ class Judge:
         assert ledger.scenario.driver is not None
         if self.driver_bands is None:
             self.driver_bands = DriverBands(
-                self.model, self._many, ledger.trace.facts[0].n_vocab, self._build, self._cache
+                self.model,
+                self._many,
+                ledger.trace.facts[0].n_vocab,
+                self._build,
+                self._cache,
+                apart=ledger.scenario.driver.kind in CARRIES and not ledger.trace.facts[0].draft_shares,
             )
         account.driven = Driven(drive, ledger.scenario.driver)
         params = [ledger.moments[c.step].params for c in drive.claims]

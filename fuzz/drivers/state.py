@@ -127,8 +127,10 @@ class Rounds:
                     self.on_device.add(op.seq)
             case Rewind():
                 slot = self.slots[op.slot]
-                if "target" in op.parts:
-                    self._touch(op.seq, replace(slot.state, shrunk=True))
+                s = replace(slot.state, shrunk=True) if "target" in op.parts else self.seqs[op.seq]
+                if "draft" in op.parts:
+                    s = replace(s, seeded=slot.state.seeded, partial=slot.state.partial)
+                self._touch(op.seq, s)
             case Mangle():
                 self.slots[op.slot] = replace(self.slots[op.slot], mangled=True)
             case SeqRm():

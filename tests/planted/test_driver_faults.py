@@ -1,5 +1,7 @@
-"""Drivers with planted faults: each switch of the one in Python is caught by the oracle meant for it, without them it is
-silent, and so is the one of llama.cpp with the state that tests/planted/mtp_state.patch gives it; without that it is not.
+"""Drivers with planted faults: each switch of the one in Python is caught by the oracle meant for it.
+
+Without them it is silent, and so is the one of llama.cpp with the state that tests/planted/mtp_state.patch gives it;
+without that it is not.
 """
 
 from __future__ import annotations
