@@ -56,8 +56,9 @@ def crash_text(end: End, stderr: str) -> str:
 
 
 def _without_numbers(text: str) -> str:
-    """A message that was formatted, without the numbers of this run; the text of an assertion is always the same."""
-    return text if text.startswith("GGML_ASSERT") else re.sub(r"\b\d+\b", "N", text)
+    """A message that was formatted, without the numbers of this run; those of assertions and of sanitizers say what it
+    is."""
+    return text if text.startswith(("GGML_ASSERT", "runtime error")) else re.sub(r"\b\d+\b", "N", text)
 
 
 class Liveness(Oracle):

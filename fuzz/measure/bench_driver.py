@@ -115,8 +115,8 @@ class Setting:
 
     def forget(self, *, bands: bool = False) -> None:
         """No references, as at the start of a campaign; and no bands of drivers."""
-        if bands:
-            self.judge.driver_bands = None
+        if bands:  # nor those that are kept on disk
+            self.judge.driver_bands, self.judge._cache = None, None
         self.judge.references = References()
         self.judge.driver_references = DriverReferences(self.model.ref, self.judge._many)
 

@@ -340,10 +340,11 @@ def test_another_token_is_seen(tmp_path: Path) -> None:
 def test_a_shim_with_a_fault_disagrees(
     name: str, right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = shimcache.SOURCE.read_text()
-    assert right in text
+    texts = {p.name: p.read_text() for p in (shimcache.SOURCE, shimcache.SOURCE.with_name("shim_params.h"))}
+    assert sum(right in text for text in texts.values()) == 1
+    for file, text in texts.items():  # a header beside the source comes before all others
+        (tmp_path / file).write_text(text.replace(right, wrong))
     source = tmp_path / "shim.cpp"
-    source.write_text(text.replace(right, wrong))
     monkeypatch.setenv("REDRAFT_CACHE", str(tmp_path / "cache"))
     build = builds.find_build(None)
     faulty = shimcache.compile_into_cache("faulty", build.include, build.linked(), source)

@@ -1,4 +1,4 @@
-"""Imports point one way, fuzz to oracles to subjects, and native code is loaded by the shim alone."""
+"""Imports point one way, fuzz to oracles to subjects, and native code is loaded by the shim and the drivers alone."""
 
 from __future__ import annotations
 
@@ -16,21 +16,34 @@ MAY = {
     "fuzz": {"fuzz", "oracles", "subjects"},
 }
 OURS = {"subjects", "oracles", "fuzz", "tests", "ci", "corpora"}
-CHILDREN = {"subjects.child", "fuzz.doctor", "fuzz.measure.bench_child"}
+CHILDREN = {
+    "subjects.child",
+    "fuzz.doctor",
+    "fuzz.measure.bench_child",
+    "fuzz.measure.pairs",
+    "fuzz.probe.child",
+}
 """Modules with the body of a child process, the only ones that may load a library through the shim."""
+NATIVE = {"subjects.shim", "subjects.drivers.native", "subjects.drivers.reference"}
+"""The modules that load native code, and nobody else: the shim; the driver library, which is compiled against the same
+build; and the driver in Python, which looks at the libllama that the shim has loaded already."""
+BINDING = {"subjects.drivers.reference"}
+"""The one module over llama_cpp: a second way to reach the library is what makes it a reference."""
+OPENERS = {"Shim": CHILDREN, "DriverLib": CHILDREN, "Reference": CHILDREN, "binding": CHILDREN | BINDING}
+"""What loads native code when it is called, and where it may be."""
 LOADERS = {"CDLL", "PyDLL", "WinDLL", "OleDLL", "LoadLibrary", "dlopen"}
 
 
 def offences(source: str, module: str) -> list[str]:
     """What a module, by its dotted name, must not do."""
     room, found = module.split(".", maxsplit=1)[0], []
-    native = module == "subjects.shim"
+    native = module in NATIVE
 
     def imported(name: str) -> None:
         top = name.split(".", maxsplit=1)[0]
         if top in OURS and top not in MAY[room]:
             found.append(f"imports {name}")
-        if top == "llama_cpp":
+        if top == "llama_cpp" and module not in BINDING:
             found.append("imports llama_cpp")
         if top in ("cffi", "_ctypes") or (name == "ctypes.cdll" and not native):
             found.append(f"imports {name}")
@@ -55,8 +68,8 @@ def offences(source: str, module: str) -> list[str]:
                 # CDLL(None) is the process itself, for prctl
                 if name in LOADERS and not native and first is not None:
                     found.append(f"loads native code: {name}")
-                if name == "Shim" and module not in CHILDREN:
-                    found.append("makes a Shim outside of a child")
+                if name in OPENERS and module not in OPENERS[name]:
+                    found.append(f"makes a {name} outside of a child")
             case ast.Attribute(attr="cdll" | "pydll") if not native:
                 found.append("loads native code: cdll")
     return found
@@ -79,6 +92,13 @@ def test_no_module_offends(room: str) -> None:
     assert {name: found for name, found in bad.items() if found} == {}
 
 
+@pytest.mark.parametrize("module", sorted(CHILDREN | NATIVE))
+def test_every_exception_is_needed(module: str) -> None:
+    source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
+    room = module.partition(".")[0]
+    assert offences(source, f"{room}.another") != []
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [
@@ -97,6 +117,13 @@ def test_no_module_offends(room: str) -> None:
         ("subjects.x", "import ctypes as c\nc.PyDLL(path)"),
         ("fuzz.x", "from subjects.shim import Shim\nShim(path)"),
         ("fuzz.x", "from subjects import shim\nshim.Shim(path)"),
+        ("fuzz.x", "from subjects.drivers.native import DriverLib\nDriverLib(path)"),
+        ("oracles.x", "from subjects.drivers import reference\nreference.Reference(0, 0, 1, parameters)"),
+        ("fuzz.x", "from subjects.drivers.reference import binding\nbinding()"),
+        ("subjects.drivers.native", "import llama_cpp"),
+        ("subjects.drivers.other", "import ctypes\nctypes.CDLL('libllama.so')"),
+        ("subjects.shim", "from llama_cpp import llama_cpp_ext"),
+        ("subjects.child", "import ctypes\nctypes.CDLL('libllama.so')"),
     ],
 )
 def test_an_offence_is_seen(module: str, source: str) -> None:
@@ -109,6 +136,9 @@ def test_an_offence_is_seen(module: str, source: str) -> None:
         ("fuzz.x", "import oracles.ledger, subjects.trace, ctypes\nctypes.CDLL(None).prctl(1)"),
         ("oracles.x", "from subjects.shim import Shim"),
         ("subjects.shim", "import ctypes as ct\nct.CDLL(path)"),
+        ("subjects.drivers.native", "import ctypes as ct\nct.CDLL(path)"),
+        ("subjects.drivers.reference", "import ctypes as ct\nct.CDLL(path)\nimport llama_cpp.llama_cpp"),
+        ("fuzz.probe.child", "from subjects.drivers.native import DriverLib\nDriverLib(path)"),
         ("subjects.builds", "import importlib.util\nimportlib.util.find_spec('llama_cpp')"),
     ],
 )

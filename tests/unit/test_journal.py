@@ -19,7 +19,7 @@ from oracles.observe import observe
 from oracles.registry import OBSERVATIONS
 from subjects.recipes import get
 from subjects.sandbox import SandboxError
-from subjects.scenario import ENCODER, Decode, Part, Scenario, dumps, loads
+from subjects.scenario import ENCODER, Decode, ModelRef, Part, Scenario, dumps, loads
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -204,7 +204,8 @@ def test_small_files(tmp_path: Path) -> None:
 class Box(IdealSandbox):
     """Runs a job's programs on the ideal library."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, driver: Path | None, drafts: dict[ModelRef, Path]) -> None:
+        assert (driver, drafts) == (None, {}), "there is no driver"
         super().__init__("dense")
 
     def peak_kb(self) -> int:

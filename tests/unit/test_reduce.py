@@ -9,24 +9,32 @@ import pytest
 from fakes import MODEL
 
 from fuzz import reduce as reducer
+from fuzz.drivers.gen import programs
 from fuzz.reduce import Reduction, _sequences, reduce
-from fuzz.state import traits_of
+from fuzz.state import traits_of, valid
 from fuzz.strategies import generate, scenarios
-from subjects import recipes
+from subjects import pairs, recipes
 from subjects.scenario import (
     ON_DEVICE,
     OPEN,
+    Accept,
     AnyOp,
     Ask,
+    Begin,
+    Checkpoint,
     Clear,
     ContextParams,
     Corrupt,
     Decode,
     Draft,
+    DriverParams,
     Edge,
+    Mangle,
     Part,
+    Propose,
     Reopen,
     Restore,
+    Rewind,
     Save,
     SaveAll,
     Scenario,
@@ -35,6 +43,9 @@ from subjects.scenario import (
     SeqDiv,
     SeqKeep,
     SeqRm,
+    Verify,
+    dumps,
+    loads,
 )
 
 RICH = ContextParams(
@@ -298,3 +309,144 @@ def test_every_operation_of_a_sequence_is_renamed_with_it() -> None:
     # a query that asks for no sequence is none that is in use
     program = Scenario(model=MODEL, ops=(Decode(parts=(Part(seq=1, n=1),)), Ask(what="can_shift")))
     assert any(s.ops[0] == Decode(parts=(Part(seq=0, n=1),)) for s in _sequences(program))
+
+
+# --- with a driver ----------------------------------------------------------------------------------------------------
+
+DRIVER = DriverParams(kind="draft-mtp", n_max=4, n_min=1, p_min=0.5, backend_sampling=True, late=True)
+DRIVEN = msgspec.structs.replace(
+    program(
+        Decode(parts=(Part(seq=2, n=17, stream=3, out="all"), Part(seq=1, n=5, stream=1))),
+        Propose(seqs=(2, 1), stream=2, n_max=2, last=(5, 6)),
+        Verify(seqs=(2, 1), accept=(2, 1), route="host"),
+        Checkpoint(seq=2, slot=7, flags=3),
+        Decode(parts=(Part(seq=2, n=4),)),
+        Propose(seqs=(2,)),
+        Verify(seqs=(2,)),
+        Accept(seq=2, n=3),
+        Begin(seq=1),
+        Mangle(slot=7, how="huge"),
+        Rewind(seq=2, slot=7, parts=("driver", "target")),
+        SeqRm(seq=1, lo=Edge(at="end", d=-3)),
+        Reopen(params=ContextParams(n_seq_max=3)),
+    ),
+    driver=DRIVER,
+)
+
+
+def candidates(s: Scenario) -> list[Scenario]:
+    """All simplifications of a program, drops aside."""
+    return [c for make in (reducer._params, _sequences, reducer._operations) for c in make(s)]
+
+
+def test_every_candidate_differs_and_is_well_formed() -> None:
+    made = candidates(DRIVEN)
+    assert len(made) > 40
+    for c in made:
+        assert c != DRIVEN
+        assert c.key() != DRIVEN.key()
+        assert loads(dumps(c)) == c
+        assert c.driver is not None
+        assert (c.driver.kind, c.driver.draft, c.driver.impl) == (DRIVER.kind, DRIVER.draft, DRIVER.impl)
+        assert 0 < c.driver.n_max <= DRIVER.n_max
+        for op in c.ops:
+            if isinstance(op, Propose | Verify):
+                assert op.seqs
+                assert len(set(op.seqs)) == len(op.seqs)
+            if isinstance(op, Propose):
+                assert op.last is None or len(op.last) == len(op.seqs)
+            if isinstance(op, Verify):
+                assert len(op.accept) in (0, len(op.seqs))
+            if isinstance(op, Rewind):
+                assert op.parts
+    kinds = {type(a) for c in made for a, b in zip(c.ops, DRIVEN.ops, strict=True) if a != b}
+    assert kinds == {Decode, Propose, Verify, Checkpoint, Accept, Begin, Mangle, Rewind, SeqRm, Reopen}
+
+
+def test_a_drivers_parameters_become_the_defaults_one_by_one() -> None:
+    plain = DriverParams(kind="draft-mtp", n_max=1)
+    assert reduce(DRIVEN, lambda s: bool(s.ops)).scenario.driver == plain
+    for field in ("n_min", "p_min", "backend_sampling", "late"):
+        kept = reduce(DRIVEN, lambda s, f=field: getattr(s.driver, f) == getattr(DRIVER, f))  # type: ignore[misc]
+        assert kept.scenario.driver == msgspec.structs.replace(plain, **{field: getattr(DRIVER, field)})
+    long = reduce(DRIVEN, lambda s: s.driver is not None and s.driver.n_max >= 3)
+    assert long.scenario.driver == msgspec.structs.replace(plain, n_max=3)
+
+
+@pytest.mark.parametrize(
+    ("holds", "ops"),
+    [
+        (has(Propose), (Propose(seqs=(0,)),)),
+        (
+            lambda s: any(isinstance(op, Propose) and len(op.seqs) == 2 for op in s.ops),
+            (Propose(seqs=(1, 0), last=(5, 6)),),
+        ),
+        (has(Propose, n_max=2), (Propose(seqs=(0,), n_max=2, last=(6,)),)),
+        (has(Verify), (Verify(seqs=(0,), accept=(0,)),)),
+        (has(Verify, route="host"), (Verify(seqs=(0,), accept=(0,), route="host"),)),
+        (
+            lambda s: any(isinstance(op, Verify) and 1 in op.accept for op in s.ops),
+            (Verify(seqs=(0,), accept=(1,)),),
+        ),
+        (has(Accept), (Accept(seq=0, n=0),)),
+        (lambda s: any(isinstance(op, Accept) and op.n >= 2 for op in s.ops), (Accept(seq=0, n=2),)),
+        (has(Checkpoint), (Checkpoint(seq=0, slot=0),)),
+        (has(Checkpoint, flags=3), (Checkpoint(seq=0, slot=0, flags=3),)),
+        (has(Rewind), (Rewind(seq=0, slot=0),)),
+        (has(Rewind, parts=("driver", "target")), (Rewind(seq=0, slot=0, parts=("driver", "target")),)),
+        (has(Mangle), (Mangle(slot=0, how="huge"),)),
+        (has(Begin), (Begin(seq=0),)),
+    ],
+)
+def test_minimal_forms_with_a_driver(holds: Callable[[Scenario], bool], ops: tuple[AnyOp, ...]) -> None:
+    result = reduce(DRIVEN, holds)
+    assert result.complete
+    found = result.scenario.ops
+    if isinstance(ops[0], Propose) and ops[0].last is None:
+        found = tuple(msgspec.structs.replace(op, last=None) if isinstance(op, Propose) else op for op in found)
+    assert found == ops
+    assert result.scenario.params == PLAIN
+    assert reduce(result.scenario, holds).kept == 0
+
+
+def test_a_verification_becomes_a_decode_where_that_shows_it_too() -> None:
+    result = reduce(DRIVEN, lambda s: any(isinstance(op, Verify | Decode) for op in s.ops))
+    assert result.scenario.ops == (Decode(parts=(Part(seq=0, n=1),)),)
+
+
+def test_checkpoints_and_rounds_are_renamed_together() -> None:
+    def holds(s: Scenario) -> bool:
+        """A checkpoint, a rewind of its slot and sequence, and a draft of it."""
+        saved = {(op.slot, op.seq) for op in s.ops if isinstance(op, Checkpoint)}
+        return any(
+            isinstance(op, Rewind)
+            and (op.slot, op.seq) in saved
+            and any(isinstance(d, Propose) and op.seq in d.seqs for d in s.ops)
+            for op in s.ops
+        )
+
+    assert holds(DRIVEN)
+    result = reduce(DRIVEN, holds).scenario
+    assert sorted(type(op).__name__ for op in result.ops) == ["Checkpoint", "Propose", "Rewind"]
+    assert {x for op in result.ops for x in reducer._ids(op)} == {0}
+    assert {op.slot for op in result.ops if isinstance(op, Checkpoint | Rewind)} == {0}
+
+
+@pytest.mark.parametrize("name", ["qwen35-mtp", "llama-ngram-map-k"])
+def test_reductions_of_generated_programs_with_a_driver_hold(name: str) -> None:
+    pair_ = pairs.get(name)
+    traits = traits_of(recipes.get(pair_.target))
+    base = DriverParams(kind=pair_.kind, n_max=pair_.n_max)
+    for s in generate(programs(MODEL, base, traits, pair_.n_rs_seq), 9, 15):
+        kinds = sorted({type(op).__name__ for op in s.ops})[:2]
+
+        def holds(x: Scenario, kinds: list[str] = kinds) -> bool:
+            return not valid(x, traits) and set(kinds) <= {type(op).__name__ for op in x.ops}
+
+        good: list[Scenario] = []
+        result = reduce(s, holds_only(good, holds))
+        assert result.scenario == (good[-1] if good else s)
+        assert len(result.scenario.ops) <= len(s.ops)
+        for c in candidates(result.scenario):
+            assert c != result.scenario
+            assert not holds(c)

@@ -179,6 +179,6 @@ def test_tokens_are_spread_and_in_range() -> None:
 
 
 def test_every_operation_has_a_name_of_its_own() -> None:
-    assert len(OP_NAMES) == len(set(OP_NAMES)) == len(OP_TYPES) == 15
+    assert len(OP_NAMES) == len(set(OP_NAMES)) == len(OP_TYPES) == 22
     assert all(issubclass(t, msgspec.Struct) for t in OP_TYPES)
     assert Edge(at="open", d=0) == OPEN

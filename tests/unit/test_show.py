@@ -112,11 +112,32 @@ def test_coverage_has_a_row_an_operation() -> None:
     Console(file=out, width=100).print(show.coverage_table(status().coverage()))
     lines = [line.split() for line in out.getvalue().splitlines()]
     assert lines[0] == ["operation", "dense", "window", "recurrent", "hybrid"]
-    assert [line[0] for line in lines[1:]] == list(OP_NAMES)
+    assert [line[0] for line in lines[1:]] == [n for n in OP_NAMES if n not in show.DRIVER_OPS]
     rows = {line[0]: line[1:] for line in lines[1:]}
     assert rows["decode"] == ["7", "-", "-", "-"]
     assert rows["save"] == ["-", "-", "-", "1"]
     assert rows["draft"] == ["-", "0", "-", "-"]
+
+
+def test_coverage_of_drivers_has_the_operations_that_they_ran_and_a_column_a_driver() -> None:
+    ran = {"decode/hybrid-draft-mtp": 5, "propose/hybrid-draft-mtp": 4, "rewind/dense-ngram-mod": 2}
+
+    def table(coverage: dict[str, int]) -> dict[str, list[str]]:
+        out = io.StringIO()
+        Console(file=out, width=200).print(show.coverage_table(coverage))
+        return {line.split()[0]: line.split()[1:] for line in out.getvalue().splitlines()}
+
+    assert table(ran) == {
+        "operation": ["dense-ngram-mod", "hybrid-draft-mtp"],
+        "decode": ["-", "5"],
+        "propose": ["-", "4"],
+        "rewind": ["2", "-"],
+    }
+    # beside plain programs: their whole table, and below it what drivers ran
+    both = table({**ran, "save/dense": 1})
+    assert both["operation"] == ["dense", "window", "recurrent", "hybrid", "dense-ngram-mod", "hybrid-draft-mtp"]
+    assert list(both)[1:] == [n for n in OP_NAMES if n not in show.DRIVER_OPS or n in ("propose", "rewind")]
+    assert both["propose"] == ["-", "-", "-", "-", "-", "4"]
 
 
 def test_the_live_display_can_be_drawn() -> None:

@@ -14,9 +14,13 @@ from fuzz.state import State, Traits, traits_of, valid
 from fuzz.strategies import generate, scenarios
 from subjects import recipes
 from subjects.contracts import FORMS, forms_of
+from subjects.driver_contracts import DRIVER_CONTRACTS
 from subjects.scenario import OP_NAMES, Decode, ModelRef, Restore, Scenario, SeqCp, SeqRm, loads
 from subjects.scenario import dumps as dump
 
+# what only a program with a driver has is tested in test_driver_gen
+DRIVER_OPS = {c.op for c in DRIVER_CONTRACTS}
+PLAIN_OPS = set(OP_NAMES) - DRIVER_OPS
 SLICE = 300
 SLICES = 7
 EVERYWHERE = ("llama", "gemma3", "mamba2", "qwen35")
@@ -74,11 +78,12 @@ def test_every_operation_and_form_is_generated(name: str) -> None:
             assert forms <= set(FORMS[tag]), (tag, forms - set(FORMS[tag]))
             seen |= {f"{tag}: {form}" for form in forms}
             state.apply(op)
-    wanted = {f"{op}: {form}" for op, forms in FORMS.items() for form in forms} - IMPOSSIBLE.get(name, set())
+    assert not {s.partition(":")[0] for s in seen} & DRIVER_OPS
+    wanted = {f"{op}: {form}" for op in PLAIN_OPS for form in FORMS[op]} - IMPOSSIBLE.get(name, set())
     if not traits.rollback:
         wanted -= ROLLBACK_ONLY
     assert not sorted(wanted - seen)
-    assert {s.partition(":")[0] for s in wanted} >= set(OP_NAMES) - (
+    assert {s.partition(":")[0] for s in wanted} == PLAIN_OPS - (
         {"seq_add", "seq_div"} if not traits.can_shift else set()
     )
 
@@ -86,6 +91,8 @@ def test_every_operation_and_form_is_generated(name: str) -> None:
 def test_every_operation_has_forms() -> None:
     assert set(FORMS) == set(OP_NAMES)
     assert all(FORMS.values())
+    assert len(PLAIN_OPS) == 15
+    assert len(DRIVER_OPS) == 7
 
 
 def test_parameters_reach_their_boundaries() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from driver_fakes import IdealDriver, driver_judge
 from fakes import MODEL, Ideal, ideal_judge
 
 from fuzz.state import Traits
@@ -13,17 +15,24 @@ from oracles.ledger import Ledger
 from oracles.verdict import Check, Verdict, Violation
 from subjects.scenario import (
     OPEN,
+    Accept,
     AnyOp,
     Ask,
+    Begin,
+    Checkpoint,
     Clear,
     ContextParams,
     Decode,
     Draft,
+    DriverParams,
     Edge,
+    Mangle,
     Part,
+    Propose,
     Reopen,
     Restore,
     RestoreAll,
+    Rewind,
     Save,
     SaveAll,
     Scenario,
@@ -31,6 +40,7 @@ from subjects.scenario import (
     SeqCp,
     SeqKeep,
     SeqRm,
+    Verify,
 )
 from subjects.trace import End, Trace
 
@@ -43,6 +53,10 @@ def feed(n: int, seq: int = 0, stream: int = 0) -> Decode:
 
 def program(*ops: AnyOp, unified: bool = False) -> Scenario:
     return Scenario(model=MODEL, params=ContextParams(kv_unified=unified), ops=ops)
+
+
+def driven(*ops: AnyOp) -> Scenario:
+    return Scenario(model=MODEL, driver=DriverParams(kind="draft-mtp"), ops=ops)
 
 
 def start(d: int) -> Edge:
@@ -85,6 +99,15 @@ def end(d: int) -> Edge:
         ((SeqAdd(seq=0, delta=1),), ""),
         ((Clear(),), ""),
         ((Ask(what="size"),), ""),
+        ((Checkpoint(seq=0, slot=0), Rewind(seq=0, slot=0)), "target+draft+driver"),
+        ((Checkpoint(seq=0, slot=0, flags=3), Rewind(seq=0, slot=0, parts=("draft",))), "draft"),
+        ((Verify(seqs=(0,), accept=(1,)),), "cut"),
+        ((Verify(seqs=(0,), accept=(1,), route="device"),), "device"),
+        ((Mangle(slot=0, how="width"),), "width"),
+        ((Propose(seqs=(0,)),), ""),
+        ((Accept(seq=0, n=1),), ""),
+        ((Checkpoint(seq=0, slot=0, flags=1),), ""),
+        ((Begin(seq=0),), ""),
     ],
 )
 def test_routes(ops: tuple[AnyOp, ...], route: str) -> None:
@@ -117,6 +140,19 @@ def test_signatures() -> None:
     # a crash is what the process said when it ended, wherever that was
     crash = violation("liveness", "liveness:llama-context.cpp: GGML_ASSERT(x) failed")
     assert sign(crash, s, 1, "dense", "device-whole") == sign(crash, s, 2, "hybrid", "") == crash.key
+
+
+def test_signatures_of_drivers_say_what_of_the_drivers_it_is() -> None:
+    s = driven(feed(8), Checkpoint(seq=0, slot=0), Rewind(seq=0, slot=0), Accept(seq=0, n=1))
+    v = violation("driver_contract", "driver_contract:draft-mtp:unoffered", kind="draft")
+    route = "target+draft+driver"
+    assert (
+        sign(v, s, 2, "hybrid-draft-mtp", route)
+        == "driver_contract:draft-mtp:unoffered/rewind/hybrid-draft-mtp/target+draft+driver"
+    )
+    assert sign(violation("agreement", "agreement:draft"), s, 3, "dense", "") == "agreement:draft/accept/dense"
+    crash = violation("liveness", "liveness:speculative.cpp: GGML_ASSERT(x) failed")
+    assert sign(crash, s, 2, "hybrid-draft-mtp", route) == crash.key
 
 
 def judgement(*found: Violation) -> Judgement:
@@ -241,3 +277,68 @@ def test_the_standard_continuation_is_of_rows_only() -> None:
     assert standard(judge, s, None, fault="x") is None
     assert standard(judge, s, violation("refusal", "k", 1), fault="x") is None
     assert standard(judge, s, found, fault="") is None, "it does not show like that"
+
+
+# --- with an ideal driver ---------------------------------------------------------------------------------------------
+
+
+class Unoffered(IdealDriver):
+    """Keeps one row a sequence and offers nothing."""
+
+    offers = False
+
+    def before(self, seq: int, pos: int) -> bytes:
+        rows = self.rows[seq]
+        return rows[max(rows)] if pos and pos - 1 in rows else super().before(seq, pos)
+
+    def paired(self, seq: int, pos: int, start: bool) -> bytes:
+        return self.before(seq, pos) if start else super().before(seq, pos)
+
+
+CP, RW = Checkpoint(seq=0, slot=0), Rewind(seq=0, slot=0)
+
+
+def test_a_wrong_draft_is_confirmed_reduced_blamed_and_signed() -> None:
+    judge = driver_judge("dense", driver=Unoffered)
+    s = driven(
+        feed(9), feed(4, 1), Propose(seqs=(1,)), CP, Begin(seq=0), feed(5, 0, 3), RW, feed(3, 1), Propose(seqs=(1, 0))
+    )
+    found = judge.judge(s, fault="x", variants=False)
+    t = triage(judge, found, DENSE, fault="x")
+    assert isinstance(t, Triaged)
+    assert t.reproduced == (RERUNS, RERUNS)
+    assert t.complete
+    assert [type(op) for op in t.scenario.ops] == [Decode, Checkpoint, Decode, Rewind, type(t.scenario.ops[-1])]
+    assert t.scenario.ops[t.culprit] == RW
+    assert t.route == "target+draft+driver"
+    assert t.signature == "driver_contract:draft-mtp:unoffered/rewind/dense-draft-mtp/target+draft+driver"
+    assert not judge.judge(t.scenario, variants=False).violations
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_blame_of_a_draft_is_the_first_operation_after_which_it_is_wrong(k: int) -> None:
+    judge = driver_judge("dense", driver=Unoffered)
+    ops: list[AnyOp] = [feed(9), CP, feed(5, 0, 3), feed(4, 1), Begin(seq=1)]
+    ops.insert(3 + k, RW)
+    s = driven(*ops, Propose(seqs=(0,)))
+    found = judge.judge(s, fault="x", variants=False).violations[0]
+    assert (found.check.step, found.check.kind) == (6, "draft")
+    assert blame(judge, s, found, fault="x") == (3 + k, 0)
+
+
+def test_blame_of_what_is_no_claim_on_a_draft_is_what_the_oracle_suspects() -> None:
+    judge = driver_judge("dense")
+    s = driven(feed(9), CP, feed(5), RW, Propose(seqs=(0,)))
+    suspected = msgspec.structs.replace(violation("greedy", "greedy:host", 4, kind="draft", seq=0), suspects=(3, 1))
+    assert blame(judge, s, suspected) == (3, 0)
+    assert blame(judge, s, violation("agreement", "agreement:draft", 2, kind="draft", seq=1)) == (2, 1)
+    # of a new conversation it shows only where the sequence goes on, and a draft there would be another thing
+    fresh = violation("driver_isolation", "driver_isolation:fresh", 4, kind="draft", seq=0)
+    assert blame(judge, s, msgspec.structs.replace(fresh, suspects=(1,))) == (1, 0)
+
+
+def test_only_wrong_rows_of_the_target_have_a_standard_continuation() -> None:
+    judge = driver_judge("dense", driver=Unoffered)
+    s = driven(feed(9), CP, feed(5, 0, 3), RW, Propose(seqs=(0,)))
+    found = judge.judge(s, fault="x", variants=False).violations[0]
+    assert standard(judge, s, found, fault="x") is None
