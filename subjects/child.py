@@ -43,9 +43,11 @@ RUN, FACTS, BEGIN, BATCH, CODE, STEP, LOGITS, HIDDEN, REFUSED, END = range(10)
 # bytes that are good.
 ANSWERS_BYTES = 1 << 28
 HEADER = struct.Struct("<Q")
-# Behind it the number of the request that the answers are for: a worker may die before it takes the next one.
+# Behind it the number of the request that the answers are for, and the process that answers: a worker may die before it
+# takes the next request, and its successor may have taken it before the parent hears of that death.
 NUMBER = struct.Struct("<Q")
-START = HEADER.size + NUMBER.size
+TAKER = struct.Struct("<QQ")
+START = HEADER.size + TAKER.size
 FRAME = struct.Struct("<IB")
 RESULT = struct.Struct("<ii")
 SECONDS = struct.Struct("<d")
@@ -151,7 +153,7 @@ class _Recorder:
             os.ftruncate(self.fd, ANSWERS_BYTES)
         self.at = START
         HEADER.pack_into(self.map, 0, self.at)
-        NUMBER.pack_into(self.map, HEADER.size, number)
+        TAKER.pack_into(self.map, HEADER.size, number, os.getpid())
 
     def frame(self, kind: int, payload: bytes) -> None:
         """Append one frame."""

@@ -164,6 +164,7 @@ class Sandbox:
         self._selector.register(self._replies, selectors.EVENT_READ)
         self._selector.register(self._control, selectors.EVENT_READ)
         self._worker = 0
+        self._dead = 0
         self._number = 0
         models = [(str(p), n) for p, n in self.models]
         driver = str(self.driver) if self.driver else ""
@@ -316,9 +317,12 @@ class Sandbox:
                 if reply:
                     continue
             end = self._ended(hung)
-            taken = child.NUMBER.unpack_from(self._map, child.HEADER.size)[0] == self._number
-            if taken or end.how == "hang" or attempts == 3:
+            number, pid = child.TAKER.unpack_from(self._map, child.HEADER.size)
+            taken = number == self._number
+            if (taken and pid == self._dead) or end.how == "hang" or attempts == 3:
                 return end
+            if taken:
+                continue  # by the next worker already
             attempts += 1
             self._number += 1
             self._send(_ENCODE((self._number, requests)))
@@ -329,6 +333,7 @@ class Sandbox:
         if control is None:
             raise SandboxError("the sandbox's zygote died: " + self._stderr_text()[-2000:])
         began = time.monotonic()
+        self._dead = control.pid
         self.stats.deaths += 1
         self.stats.max_rss_kb = max(self.stats.max_rss_kb, control.max_rss_kb)
         self._await_worker()
