@@ -31,7 +31,7 @@ import msgspec
 from subjects.drivers import Driver
 from subjects.drivers.native import DriverLib, Native
 from subjects.driving import DriverRunner
-from subjects.planted import plant
+from subjects.planted import FAULTS, plant
 from subjects.runner import Refused, Runner
 from subjects.scenario import ContextParams, DriverParams, Scenario
 from subjects.shim import Shim
@@ -238,6 +238,8 @@ class _Worker:
     def _drive(self, job: Job, p: DriverParams) -> None:
         """Run a program with a driver, in contexts of its own."""
         lib, layers = self.driver, job.scenario.model.n_gpu_layers
+        planted = job.fault in FAULTS
+        shim = plant(self.shim, job.fault) if planted else self.shim
         try:
             if lib is None:
                 raise Refused("there is no driver library for this build; `redraft doctor` says why")
@@ -254,12 +256,12 @@ class _Worker:
                 from subjects.drivers.reference import Reference, WrongBinding
 
                 try:
-                    return Reference(p, target, draft, n_seq, leave_out=job.fault)
+                    return Reference(p, target, draft, n_seq, leave_out="" if planted else job.fault)
                 except WrongBinding as e:
                     raise Refused(f"the driver in Python: {e}") from None
 
             DriverRunner(
-                self.shim,
+                shim,
                 model,
                 self.answers,
                 lambda params: self.shim.new_context(model, params),

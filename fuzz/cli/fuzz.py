@@ -155,7 +155,7 @@ def add(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run a campaign."""
-    faults = LEAVE_OUT if args.driver else tuple(sorted(FAULTS))
+    faults = (*(LEAVE_OUT if args.driver else ()), *sorted(FAULTS))
     if args.plant and args.plant not in faults:
         raise Usage(f"no planted fault {args.plant!r}; there are {', '.join(faults)}")
     out = args.out or _newest() if args.resume else args.out or Path("out") / time.strftime("fuzz-%Y%m%d-%H%M%S")
@@ -232,7 +232,7 @@ def _models(args: argparse.Namespace, b: Bench) -> list[Model]:
         ]
     else:
         found = resolve_pairs(args.driver, b.models)
-    return [with_impl(m, "reference" if args.plant else args.driver_impl) for m in found]
+    return [with_impl(m, "reference" if args.plant in LEAVE_OUT else args.driver_impl) for m in found]
 
 
 def _newest() -> Path:

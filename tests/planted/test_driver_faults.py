@@ -16,6 +16,7 @@ from fuzz.drivers.gen import strategy
 from fuzz.models import Model, from_pair, with_impl
 from fuzz.strategies import generate
 from oracles.judge import Judge
+from oracles.registry import ORACLES
 from subjects import pairs
 from subjects.builds import driver_library
 from subjects.drivers.reference import LEAVE_OUT
@@ -42,6 +43,8 @@ MEANT = {
     "accept-off-by-one": ("qwen35-mtp", "round_drafts"),
     "ignore-limit": ("gemma4-mtp", "redraft"),
 }
+# planted into the calls of llama.h (subjects.planted)
+SHIM = {"rollback-off-by-one": "agreement", "logits-drift": "greedy"}
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +71,23 @@ def programs(model: Model, count: int, *avoid: str) -> list[Scenario]:
     return generate(strategy(model.ref, model.driver, model.traits, model.n_rs, avoid), SEED, count)
 
 
-def test_every_switch_has_an_oracle_that_is_meant_for_it() -> None:
+def test_every_switch_has_an_oracle_and_every_oracle_a_fault() -> None:
     assert set(MEANT) == set(LEAVE_OUT)
+    # two_drivers: the last test here; driver_contract: llama.cpp's own
+    tried = {oracle for _, oracle in MEANT.values()} | set(SHIM.values()) | {"two_drivers", "driver_contract"}
+    assert tried == {o.name for o in ORACLES if o.driver}
+
+
+@pytest.mark.parametrize("fault", SHIM)
+def test_a_fault_of_the_library_itself_is_reported(
+    fault: str, judges: dict[tuple[str, bool], tuple[Judge, Model]]
+) -> None:
+    judge, model = judges["step35-mtp", True]
+    for program in programs(model, MOST):
+        violations = judge.judge(program, fresh=True, fault=fault, variants=False).violations
+        if violations and violations[0].oracle == SHIM[fault]:
+            return
+    pytest.fail(f"{SHIM[fault]} never reported")
 
 
 @pytest.mark.parametrize("switch", LEAVE_OUT)
@@ -130,3 +148,13 @@ def test_both_drivers_draft_the_same(name: str, judges: dict[tuple[str, bool], t
         assert not any(v.violations for v in mine), mine
         compared += sum(v.compared for v in mine)
     assert compared > 40
+
+
+def test_a_driver_that_drafts_otherwise_is_told_apart(judges: dict[tuple[str, bool], tuple[Judge, Model]]) -> None:
+    judge, model = judges["qwen35-mtp", False]
+    for program in programs(model, 40, "driver-fresh"):
+        # the switch is one of the driver in Python, so only that one has it
+        judgement = judge.judge(program, fresh=True, variants=True, fault="accept-off-by-one")
+        if any(v.oracle == "two_drivers" for v in judgement.violations):
+            return
+    pytest.fail("both were taken for the same")
