@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from subjects.drivers import DraftAsk, Driver
 from subjects.runner import Refused, Runner, blob_of
 from subjects.scenario import (
@@ -34,7 +36,7 @@ from subjects.scenario import (
     Verify,
     token,
 )
-from subjects.trace import Blob, Facts, Row, Step
+from subjects.trace import Blob, Row, Step
 
 ROUTE_FLAGS = {"host": PARTIAL, "device": PARTIAL | ON_DEVICE, "whole": 0}
 """How a route of Verify saves what it may have to go back to."""
@@ -137,21 +139,8 @@ class DriverRunner(Runner):
             raise Refused(str(e)) from None
         self.shim.take_log()
         self.driver.log()
-        f, m = self.shim.context_facts(ctx), self.model_facts
-        self.facts = Facts(
-            n_vocab=m["n_vocab"],
-            n_embd=m["n_embd"],
-            recurrent=bool(m["recurrent"]),
-            hybrid=bool(m["hybrid"]),
-            n_swa=m["n_swa"],
-            n_layer=m["n_layer"],
-            n_ctx=f["n_ctx"],
-            n_ctx_seq=f["n_ctx_seq"],
-            n_batch=f["n_batch"],
-            n_ubatch=f["n_ubatch"],
-            n_seq_max=f["n_seq_max"],
-            n_rs_seq=f["n_rs_seq"],
-            can_shift=bool(f["can_shift"]),
+        self.facts = msgspec.structs.replace(
+            self._told(ctx),
             n_draft_max=self.driver.n_max,
             draft_shares=self.p.kind == "draft-mtp" and self.shares(draft, ctx),
         )

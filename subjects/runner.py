@@ -153,9 +153,16 @@ class Runner:
             raise Refused("llama_init_from_model: " + "; ".join(self.shim.take_log()[-3:]))
         self.ctx, self.params = ctx, params
         self.shim.take_log()  # what loading and opening say is the same every time
+        self.facts = self._told(ctx)
+        self.n_seq = params.n_seq_max
+        self.next_pos = [0] * self.n_seq
+        self.sink.facts(self.facts, params)
+
+    def _told(self, ctx: int) -> Facts:
+        """What the library says about the model and a context."""
         f = self.shim.context_facts(ctx)
         m = self.model_facts
-        self.facts = Facts(
+        return Facts(
             n_vocab=m["n_vocab"],
             n_embd=m["n_embd"],
             recurrent=bool(m["recurrent"]),
@@ -170,9 +177,6 @@ class Runner:
             n_rs_seq=f["n_rs_seq"],
             can_shift=bool(f["can_shift"]),
         )
-        self.n_seq = params.n_seq_max
-        self.next_pos = [0] * self.n_seq
-        self.sink.facts(self.facts, params)
 
     def _begin(self, step: Step, *args: int) -> None:
         step.args = list(args)

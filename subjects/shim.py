@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as ct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -67,6 +67,21 @@ class WrongShim(RuntimeError):
     """The compiled shim speaks another version of the interface than this file."""
 
 
+def bound(path: Path, signatures: Mapping[str, tuple[object, list[object]]], version: str, interface: int) -> ct.CDLL:
+    """A library of ours, loaded into this process, its functions with their types.
+
+    Raises WrongShim when the function `version` says another interface than `interface`.
+    """
+    lib = ct.CDLL(str(path))
+    for name, (restype, argtypes) in signatures.items():
+        f = getattr(lib, name)
+        f.restype, f.argtypes = restype, argtypes
+    said = getattr(lib, version)()
+    if said != interface:
+        raise WrongShim(f"{path} has interface {said}, this redraft needs {interface}")
+    return lib
+
+
 class Shim:
     """The library under test, loaded into this process.
 
@@ -74,13 +89,7 @@ class Shim:
     """
 
     def __init__(self, path: Path):
-        lib = ct.CDLL(str(path))
-        for name, (restype, argtypes) in _SIGNATURES.items():
-            f = getattr(lib, name)
-            f.restype, f.argtypes = restype, argtypes
-        if lib.rd_version() != INTERFACE:
-            raise WrongShim(f"{path} has interface {lib.rd_version()}, this redraft needs {INTERFACE}")
-        self._lib = lib
+        self._lib = lib = bound(path, _SIGNATURES, "rd_version", INTERFACE)
         self._log = ct.create_string_buffer(1 << 15)
         self._room = ct.create_string_buffer(1 << 16)
         lib.rd_init()

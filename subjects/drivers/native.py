@@ -9,7 +9,7 @@ from pathlib import Path
 
 from subjects.drivers import DraftAsk, Tap, TapRow
 from subjects.scenario import ContextParams, DriverParams
-from subjects.shim import WrongShim, params_array
+from subjects.shim import bound, params_array
 from subjects.trace import Row
 
 INTERFACE = 1
@@ -51,13 +51,7 @@ class DriverLib:
     """
 
     def __init__(self, path: Path):
-        lib = ct.CDLL(str(path))
-        for name, (restype, argtypes) in _SIGNATURES.items():
-            f = getattr(lib, name)
-            f.restype, f.argtypes = restype, argtypes
-        if lib.rd_spec_version() != INTERFACE:
-            raise WrongShim(f"{path} has interface {lib.rd_spec_version()}, this redraft needs {INTERFACE}")
-        self.lib = lib
+        self.lib = bound(path, _SIGNATURES, "rd_spec_version", INTERFACE)
 
     def load_model(self, path: Path, n_gpu_layers: int = 0) -> int | None:
         """Handle of a model with its NextN layers, None when the library refuses the file."""

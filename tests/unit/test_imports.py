@@ -31,7 +31,7 @@ BINDING = {"subjects.drivers.reference"}
 """The one module over llama_cpp: a second way to reach the library is what makes it a reference."""
 OPENERS = {"Shim": CHILDREN, "DriverLib": CHILDREN, "Reference": CHILDREN, "binding": CHILDREN | BINDING}
 """What loads native code when it is called, and where it may be."""
-LOADERS = {"CDLL", "PyDLL", "WinDLL", "OleDLL", "LoadLibrary", "dlopen"}
+LOADERS = {"CDLL", "bound", "PyDLL", "WinDLL", "OleDLL", "LoadLibrary", "dlopen"}
 
 
 def offences(source: str, module: str) -> list[str]:
