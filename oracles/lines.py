@@ -487,6 +487,7 @@ class _Fold:
             shaped=(*line.shaped, *([] if not set(op.parts) else [m.step.op])),
             unoffered=unoffered,
         )
+        self.lines[op.seq] = self._window(self.lines[op.seq], op.seq, m.step)  # a part that stays was only cut
 
     def _seq_rm(self, op: SeqRm, m: Moment) -> None:
         line = self.lines[op.seq]

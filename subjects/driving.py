@@ -142,6 +142,7 @@ class DriverRunner(Runner):
         self.facts = msgspec.structs.replace(
             self._told(ctx),
             n_draft_max=self.driver.n_max,
+            offers_state=self.driver.state(0) is not None,
             draft_shares=self.p.kind == "draft-mtp" and self.shares(draft, ctx),
         )
         self.seats = [Seat()] * self.n_seq

@@ -122,6 +122,8 @@ class Facts(msgspec.Struct, frozen=True):
     can_shift: bool
     n_draft_max: int = 0
     """the longest draft after the driver's own limits, 0 without a driver"""
+    offers_state: bool = False
+    """the driver gives a state of a sequence that holds nothing yet"""
     draft_shares: bool = False
     """the draft context looks into the target's memory and has none of its own"""
 
