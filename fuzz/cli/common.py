@@ -90,6 +90,13 @@ class Bench:
         """Where generated models are kept."""
         return self.cache / "models"
 
+    def drivers_label(self) -> str:
+        """Whose drivers are tested, for people: the library's fingerprint, and what was compiled in."""
+        words = [self.driver.name.partition("-")[0]]
+        words += [f"common/ of {self.llama_src.absolute().name}"] if self.llama_src else []
+        words += [f"patched with {self.driver_patch.name}"] if self.driver_patch else []
+        return ", ".join(words)
+
     @property
     def driver(self) -> Path:
         """The driver library, compiled when it is not in the cache.

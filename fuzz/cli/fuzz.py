@@ -200,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
                     shim=b.shim,
                     driver=driver,
                     cache=b.cache,
-                    environment=environment(b.build),
+                    environment=environment(b.build) | ({"drivers": b.drivers_label()} if driver else {}),
                     minutes=minutes,
                     scenarios=args.scenarios,
                     reduce_seconds=args.reduce_seconds,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 120
 LOG_LINES = 3
 # of the environment, in this order, and only what a reader of a bug report asks for; all of it is in environment.json
-_SHOWN = ("build", "llama_cpp", "fingerprint", "system_info", "cpu", "platform", "compiler")
+_SHOWN = ("build", "llama_cpp", "fingerprint", "drivers", "system_info", "cpu", "platform", "compiler")
 
 
 def readme(finding: Finding, trace: Trace, reference: Trace | None = None) -> str:
