@@ -10,6 +10,7 @@ from typing import Literal, cast, get_args
 
 import msgspec
 
+from fuzz.drivers import fit
 from fuzz.state import Traits, traits_from_facts, traits_of
 from subjects.pairs import Pair, all_pairs
 from subjects.recipes import Recipe, all_recipes, get, names
@@ -124,23 +125,24 @@ def resolve_pairs(wanted: list[str], folder: Path) -> list[Model]:
     return list({m.pair: m for m in found}.values())
 
 
-def with_driver(model: Model, kind: str, draft: Path | None, shim: Path) -> Model:
+def with_driver(model: Model, kind: str, draft: Path | None) -> Model:
     """A model with a driver of a kind; the draft's file where it has one of its own. Raises BadModel."""
     kinds = get_args(DriverKind)
     if kind not in kinds:
         raise BadModel(f"{kind!r} is no kind of driver; kinds are {', '.join(kinds)}")
-    if kind in ("draft-simple", "draft-eagle3") and draft is None:
-        raise BadModel(f"{kind} needs the draft's model: add --draft PATH")
     ref = None
-    if draft is not None:
-        if not draft.is_file():
+    path = draft.resolve() if draft is not None else None  # children have a working directory of their own
+    if path is not None:
+        if not path.is_file():
             raise BadModel(f"{draft}: no such file")
-        ref = ModelRef(path=str(draft.resolve()), sha256=sha256(draft))
-    driver = DriverParams(kind=cast(DriverKind, kind), draft=ref)
+        ref = ModelRef(path=str(path), sha256=sha256(path))
+    driver = fit.sized(DriverParams(kind=cast(DriverKind, kind), draft=ref))
+    try:
+        fit.check(driver.kind, fit.look(Path(model.path), model.label), fit.look(path) if path else None)
+    except fit.Misfit as e:
+        raise BadModel(str(e)) from None
     n_rs = driver.n_max if model.traits.rollback and kind in ("draft-mtp", "draft-eagle3") else 0
-    return msgspec.structs.replace(
-        model, driver=driver, draft=str(draft.resolve()) if draft else "", n_rs=n_rs, pair=f"{model.label} {kind}"
-    )
+    return msgspec.structs.replace(model, driver=driver, draft=str(path or ""), n_rs=n_rs, pair=f"{model.label} {kind}")
 
 
 def with_impl(model: Model, impl: Literal["native", "reference"]) -> Model:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from fuzz.drivers import fit
 from subjects.scenario import (
     OPEN,
     PIECES,
@@ -154,7 +155,9 @@ def _drivers(s: Scenario) -> Iterator[Scenario]:
         if getattr(d, field) != getattr(plain, field):
             yield replace(s, driver=replace(d, **{field: getattr(plain, field)}))
     for n in _numbers(d.n_max):
-        yield replace(s, driver=replace(d, n_max=n))
+        shorter = fit.sized(replace(d, n_max=n))
+        if shorter.n_max < d.n_max:
+            yield replace(s, driver=shorter)
 
 
 def _sequences(s: Scenario) -> Iterator[Scenario]:
@@ -265,6 +268,8 @@ def _simpler(op: AnyOp) -> Iterator[AnyOp]:
                 yield from (replace(op, delta=d) for d in (1, -1) if abs(op.delta) > 1)
         case Propose() | Verify() | Checkpoint() | Rewind() | Accept():
             yield from _simpler_round(op)
+        case Mangle() if op.at:
+            yield replace(op, at=0)
         case Corrupt():
             yield from (replace(op, at=at) for at in (0, 500, op.at // 2) if at < op.at)
             if op.how != "truncate":

@@ -31,25 +31,29 @@ class Agreement(Oracle):
         lag = int(driven.driver.kind == "draft-eagle3")
         found: list[Violation] = []
         compared = 0
+        refused = {r.step: r for r in driven.drive.refused}
+        before: list[tuple[int, int]] = []
         for m, lines in zip(account.ledger.moments, driven.drive.lines, strict=True):
             step = m.step
             if not step.done or step.skipped:
                 continue
+            if (r := refused.get(step.op)) is not None:
+                found.append(self._violation(step.op, r.seq, r.key, f"it {r.because}."))
             if isinstance(m.op, Propose) and step.rc == 0 and not any(lines[s].undefined for s in m.op.seqs):
-                found.append(self._violation(step.op, -1, "refused", "a removal of what a draft left in its own "
-                    "memory must not fail; but it was refused."))  # fmt: skip
+                because = "a removal of what a draft left in its own memory must not fail; but it was refused."
+                found.append(self._violation(step.op, -1, "refused", because))
             for seq, line in lines.items():
                 if line.undefined or not line.history.length:
                     continue
                 compared += 1
+                if isinstance(m.op, Verify) and m.op.accept and any(r.seq == seq for b in step.batches for r in b.rows):
+                    stuck = bool(before) and step.pos[seq][1] <= before[seq][1]
+                    if stuck:
+                        because = "each round must emit a token; but the target holds no more than before."
+                        found.append(self._violation(step.op, seq, "progress", because))
                 if (wrong := self._wrong(step.pos, step.draft_pos, seq, line, lag, m.facts.draft_shares)) is not None:
                     found.append(self._violation(step.op, seq, wrong[0], wrong[1]))
-            if isinstance(m.op, Verify) and m.op.accept and step.rc == 0:
-                compared += 1
-                stuck = [s for s in m.touched if not grew(m.before[s], m.after[s])]
-                if stuck:
-                    found.append(self._violation(step.op, stuck[0], "progress", "each round must emit a token; but "
-                        "this one made the sequence no longer."))  # fmt: skip
+            before = list(step.pos)
         return Verdict(oracle=self.name, violations=tuple(found[:1]), compared=compared)
 
     @staticmethod
@@ -76,8 +80,3 @@ class Agreement(Oracle):
             check=Check(kind="draft", step=step, seq=seq, what="positions"),
             suspects=(step,),
         )
-
-
-def grew(before: object, after: object) -> bool:
-    """Whether a history became longer."""
-    return getattr(after, "length", 0) > getattr(before, "length", 0)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from oracles.account import Account
 from oracles.verdict import Verdict, Violation
 from subjects.scenario import Scenario
+from subjects.trace import Trace
 
 # What an oracle may ask to be added to a program before it runs (see oracles.observe).
 Observation = Literal["continue", "save-again", "resave", "neighbour-blobs"]
@@ -44,6 +45,10 @@ class Oracle(ABC):
     def base(self, scenario: Scenario) -> Scenario | None:
         """The program that the variant is compared with, where it is not the program itself."""
         return scenario
+
+    def variant_fault(self, trace: Trace) -> str:
+        """Name of the fault that the variant needs, to be like the subject that gave `trace`; empty for none."""
+        return ""
 
     def compare(self, account: Account, variant: Account) -> Verdict:
         """Judge a run together with the run of its variant."""

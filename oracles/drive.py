@@ -56,6 +56,12 @@ class Clean:
     drafts: tuple[int, ...]
     given: Given
 
+    @property
+    def finite(self) -> bool:
+        """Nothing in it is NaN or infinite."""
+        row = self.given.hidden
+        return bool(np.isfinite(self.given.logits).all()) and (row is None or bool(np.isfinite(row).all()))
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -121,6 +127,8 @@ class Driven:
 
     drive: Drive
     driver: DriverParams
+    apart: bool
+    """it writes rows of its own into a memory of its own, from what it carries between calls"""
     held: list[Held] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)
 
@@ -208,10 +216,10 @@ class DriverBands:
     tokens moves the rows that drafts are made from widens the band.
     """
 
-    def __init__(self, model: ModelRef, run: Run, n_vocab: int, build: str, folder: Path | None, *, apart: bool):
-        self._model, self._run, self._vocab, self._apart = model, run, n_vocab, apart
+    def __init__(self, model: ModelRef, run: Run, n_vocab: int, build: str, folder: Path | None):
+        self._model, self._run, self._vocab = model, run, n_vocab
         self._known: dict[tuple[ContextParams, DriverParams], Bands | None] = {}
-        name = hashlib.sha256(f"{build}|{model.sha256}|{model.n_gpu_layers}|drivers 2".encode()).hexdigest()[:16]
+        name = hashlib.sha256(f"{build}|{model.sha256}|{model.n_gpu_layers}|drivers 3".encode()).hexdigest()[:16]
         self._file = folder / "bands" / f"{name}.json" if folder else None
         self._stored: dict[str, tuple[float, float]] = {}
         if self._file and self._file.exists():
@@ -220,8 +228,11 @@ class DriverBands:
             except msgspec.DecodeError:
                 self._stored = {}  # written by another version: measure again
 
-    def band(self, params: ContextParams, driver: DriverParams) -> Bands | None:
-        """For the subject's parameters; None where no honest run worked. Measured on first use, then remembered."""
+    def band(self, params: ContextParams, driver: DriverParams, *, apart: bool) -> Bands | None:
+        """For the subject's parameters; None where no honest run worked. Measured on first use, then remembered.
+
+        Whether a driver works `apart` follows from model and driver, so it is no part of what is remembered.
+        """
         # sizes of batches and how many sequences there could be do not matter to one call
         p = msgspec.structs.replace(params, n_batch=64, n_ubatch=64, n_seq_max=2, n_threads=1)
         which = (p, driver)
@@ -230,7 +241,7 @@ class DriverBands:
             if text in self._stored:
                 self._known[which] = Bands(*self._stored[text])
             else:
-                found = self._known[which] = self._measure(p, driver)
+                found = self._known[which] = self._measure(p, driver, apart=apart)
                 if found is not None:
                     self._stored[text] = (found.row, found.logits)
                     self._save()
@@ -245,7 +256,7 @@ class DriverBands:
             f.write(msgspec.json.encode(self._stored))
         Path(tmp).replace(self._file)
 
-    def _measure(self, p: ContextParams, d: DriverParams) -> Bands | None:
+    def _measure(self, p: ContextParams, d: DriverParams, *, apart: bool) -> Bands | None:
         plans: list[tuple[int, bool, Scenario]] = []
         for prompt, n in enumerate((24, 9, 31, 17, 12)):
             tokens = tuple(token(300 + prompt, i, self._vocab) for i in range(n))
@@ -264,7 +275,7 @@ class DriverBands:
         runs = 0
         for (base, whole, _), c in zip(plans, found, strict=True):
             b = found[base]
-            if c is None or b is None or c is b:
+            if c is None or b is None or c is b or not (c.finite and b.finite):
                 continue
             runs += 1
             if c.given.hidden is not None and b.given.hidden is not None:
@@ -272,7 +283,7 @@ class DriverBands:
                 row_scale = max(row_scale, float(np.abs(b.given.hidden).max(initial=0.0)))
             same = next((i for i, (x, y) in enumerate(zip(c.drafts, b.drafts, strict=False)) if x != y), None)
             n = min(len(c.given.logits), len(b.given.logits), *([] if same is None else [same + 1]))
-            if n and (whole or not self._apart):
+            if n and (whole or not apart):
                 logits = max(logits, float(np.abs(c.given.logits[:n] - b.given.logits[:n]).max()))
                 scale = max(scale, float(np.abs(b.given.logits[:n]).max()))
         if not runs:
@@ -331,7 +342,11 @@ def hold(
         if k is not None and ref is None:
             driven.unjudged.append("the reference did not run")
             continue
-        band = bands.band(p, plain_driver(driven.driver)) if k is not None else Bands(0.0, 0.0)
+        if ref is not None and not ref.finite:
+            driven.unjudged.append("the reference itself is not finite")
+            continue
+        plain = plain_driver(driven.driver)
+        band = bands.band(p, plain, apart=driven.apart) if k is not None else Bands(0.0, 0.0)
         if band is None:
             driven.unjudged.append("no band could be measured")
             continue
@@ -354,7 +369,7 @@ def _held(c: DraftClaim, ref: Clean | None, band: Bands, d: DriverParams) -> Hel
             row_error = row_error if np.isfinite(row_error) else float("inf")  # nan says that there is none to see
     if ref is None or c.last < 0:
         return Held(c, row_error, band.row, 0.0, band.logits, 0.0, -1, 0.0, (), False, 0)
-    expected, unsure = limited(ref, d, c.n_max)
+    expected, unsure = limited(ref, d, c.n_max, band.logits * FAR)
     pairs = list(zip(c.drafts, expected, strict=False))
     at = next((i for i, (x, y) in enumerate(pairs) if x != y), -1)
     if at < 0 and len(c.drafts) != len(expected):
@@ -374,9 +389,10 @@ def _held(c: DraftClaim, ref: Clean | None, band: Bands, d: DriverParams) -> Hel
                 expected, unsure, changed)  # fmt: skip
 
 
-def limited(ref: Clean, d: DriverParams, n_max: int) -> tuple[tuple[int, ...], bool]:
+def limited(ref: Clean, d: DriverParams, n_max: int, slack: float) -> tuple[tuple[int, ...], bool]:
     """What the reference drafts under the subject's p_min, n_min and n_max, and whether its length hangs on a
-    probability near p_min. The probability is that of the first of the ten best (the driver's sampler: top-k 10).
+    probability that logits off by `slack` could carry over p_min. The probability is that of the first of the ten best
+    (the driver's sampler: top-k 10).
     """
     drafts, unsure = ref.drafts, False
     if d.p_min > 0 and len(ref.given.logits):
@@ -384,7 +400,7 @@ def limited(ref: Clean, d: DriverParams, n_max: int) -> tuple[tuple[int, ...], b
         for row in ref.given.logits[: len(drafts)]:
             best = np.sort(row)[-10:].astype(np.float64)
             p = float(1.0 / np.exp(best - best[-1]).sum())
-            if abs(p - d.p_min) < 1e-3:
+            if abs(p - d.p_min) <= 2 * slack * p * (1 - p) + 1e-6:  # the derivative of a softmax, twice: both may move
                 unsure = True
             if p < d.p_min:
                 break

@@ -114,6 +114,13 @@ def seen(held: Held) -> str:
     )
 
 
+def put_back(account: Account, held: Held) -> str:
+    """What the last restore put back, in words."""
+    found = shaper(account, held)
+    parts = found[1].parts if found and isinstance(found[1], Rewind) else ()
+    return " and ".join(parts) or "nothing"
+
+
 def what(held: Held) -> Literal["row", "tokens", "logits"]:
     """Which observable is wrong."""
     return "row" if held.row_wrong else "tokens" if held.tokens_wrong else "logits"
@@ -163,7 +170,7 @@ def violation(
         because=because,
         check=check,
         kind=kind,
-        error=error if math.isfinite(error) else 0.0,
+        error=0.0 if math.isnan(error) else error,
         band=band,
         nmse=held.nmse,
         suspects=tuple(reversed(c.line.shaped)) if suspects is None else suspects,
@@ -174,14 +181,14 @@ def violation(
 def rungs(held: Held) -> tuple[str, ...]:
     """What the verdict stands on."""
     lines = []
-    if math.isfinite(held.row_error):
+    if not math.isnan(held.row_error):
         ratio = held.row_error / held.row_band if held.row_band else float("inf") if held.row_error else 0.0
         lines.append(
             f"paired row: off by {held.row_error:.3g}, honest differences stay below {held.row_band:.2g} "
             f"({ratio:,.0f} times)"
         )
     if held.claim.last >= 0 and len(held.claim.given.logits):
-        ratio = held.error / held.band if held.band else 0.0
+        ratio = held.error / held.band if held.band else float("inf") if held.error else 0.0
         lines.append(
             f"draft logits: {held.changed} of {len(held.claim.given.logits)} rows changed, by {held.error:.3g} at "
             f"most, honest differences stay below {held.band:.2g} ({ratio:,.0f} times)"
@@ -216,6 +223,7 @@ class DraftOracle(Oracle):
         return Verdict(
             oracle=self.name,
             violations=tuple(self.violated(account, h) for h in wrong),
-            compared=len(mine) - len(unknown),
+            # what another one speaks of was not found right by this one
+            compared=sum(not h.ambiguous and (not h.wrong or h in wrong) for h in mine),
             unknown=(*unknown, *driven.drive.unknown, *driven.unjudged) if self.name == "drafting" else tuple(unknown),
         )

@@ -67,7 +67,7 @@ class Judge:
         self.sandbox, self.model, self.path = sandbox, model, path
         self.references = References()
         self._many = lambda programs: sandbox.run_many(programs, path, fresh=True)
-        self._build, self._cache = build, cache
+        self._build, self._cache = f"{build}|{sandbox.driver.name if sandbox.driver else ''}", cache
         self.driver_references = DriverReferences(model, self._many)
         self.driver_bands: DriverBands | None = None
         self.bands = Bands(lambda programs: sandbox.run_many(programs, path, fresh=True), model, build, cache)
@@ -99,7 +99,7 @@ class Judge:
                     pooled = not fresh and program.driver is None  # with a driver contexts are always of its own
                     if pooled or first.key() != program.key():
                         base = self.sandbox.run(first, self.path, fresh=True, fault=fault)
-                    second = self.sandbox.run(other, self.path, fresh=True, fault=fault)
+                    second = self.sandbox.run(other, self.path, fresh=True, fault=fault or oracle.variant_fault(base))
                     result.variant = Account(ledgers.Ledger(other, second))
                     account = Account(self._read(first, base))
                     result.verdicts.append(oracle.compare(account, result.variant))
@@ -153,9 +153,9 @@ class Judge:
                 ledger.trace.facts[0].n_vocab,
                 self._build,
                 self._cache,
-                apart=ledger.scenario.driver.kind in CARRIES and not ledger.trace.facts[0].draft_shares,
             )
-        account.driven = Driven(drive, ledger.scenario.driver)
+        apart = ledger.scenario.driver.kind in CARRIES and not ledger.trace.facts[0].draft_shares
+        account.driven = Driven(drive, ledger.scenario.driver, apart)
         params = [ledger.moments[c.step].params for c in drive.claims]
         hold(account.driven, ledger.scenario, params, self.driver_references, self.driver_bands)
 

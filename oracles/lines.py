@@ -22,6 +22,7 @@ from subjects.scenario import (
     Ask,
     Begin,
     Checkpoint,
+    ContextParams,
     Decode,
     Mangle,
     Op,
@@ -38,6 +39,8 @@ Tokens = tuple[int, ...]
 # ngram kinds that learn while they draft: what they must answer depends on their own calls, not on the tokens alone
 LEARNS = ("ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 CARRIES = ("draft-mtp", "draft-eagle3")
+# parameters of a context into which a state of another one must fit
+MUST_FIT = ("kv_unified", "n_seq_max", "type_k", "type_v", "flash_attn", "swa_full", "n_ctx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Line:
 
     history: History = EMPTY
     draft: Tokens | None = ()
-    carry: Tokens | None = ()
+    carry: Tokens = ()
     undefined: str = ""
     open: int = -1
     opened: int = -1
@@ -118,20 +121,36 @@ class Kept:
     flags: int
     offered: bool
     epoch: int
+    seq: int
+    params: ContextParams
     mangled: str = ""
     number: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A call that had to be taken was not: in which step, for which sequence, `failed` or `refused`, and in words."""
+
+    step: int
+    seq: int
+    key: str
+    because: str
+
+
 @dataclass(slots=True)
 class Drive:
-    """The driver's part of the account of one trace. offers: what get_state was seen to give. mute: refusals that
-    nothing told of, as (step, mangling)."""
+    """The driver's part of the account of one trace.
+
+    claims: what must be drafted, or paired. unknown: why nothing was claimed. refusals: malformed states that were
+    handed over, as (step, how, whether a line of the log told of it). refused: calls that had to be taken and were not.
+    lines: what every sequence must hold after each step.
+    """
 
     claims: list[DraftClaim] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     refusals: list[tuple[int, str, bool]] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
     lines: list[dict[int, Line]] = field(default_factory=list)
-    targets: dict[int, Line] = field(default_factory=dict)
 
 
 def read(scenario: Scenario, trace: Trace) -> tuple[Ledger, Drive]:
@@ -146,7 +165,7 @@ class _Fold:
     def __init__(self, scenario: Scenario, trace: Trace):
         assert scenario.driver is not None
         self.ledger, self.drive = Ledger(scenario, trace), Drive()
-        self.kind = scenario.driver.kind
+        self.kind, self.uses_state = scenario.driver.kind, scenario.driver.state
         self.kept: dict[int, Kept] = {}
         self.epoch = -1
         self.saves = 0
@@ -242,7 +261,7 @@ class _Fold:
                                  self.params)
                     )  # fmt: skip
         history = History(items, h.length + len(new), h.shaped, frozenset(kinds), None, False, h.outputs + len(shown))
-        tokens = history.tokens()
+        tokens = history.tokens() or ()
         in_step = line.draft == line.tokens
         if self.kind in CARRIES and line.history.length and not line.was_cut:
             in_step = in_step and line.carry == line.tokens
@@ -267,11 +286,28 @@ class _Fold:
         taps = list(m.step.taps)
         for batch in m.step.batches:
             if batch.rc != 0 or m.step.rc == -100:
-                for seq in {r.seq for r in batch.rows}:
-                    self.lines[seq] = replace(self.lines[seq], undefined="a decode failed")
+                self._failed(batch, m)
                 return False
             self._rows(batch, m, _firsts(taps, {r.seq for r in batch.rows}))
         return True
+
+    def _failed(self, batch: Batch, m: Moment) -> None:
+        """The target or the driver did not take a batch, which it must where all its sequences are as they should be
+        and there is room."""
+        seqs = sorted({r.seq for r in batch.rows})
+        if not any(self._lost(self.lines[s]) for s in seqs) and self._room(len(batch.rows)):
+            what = "the driver did not process it" if m.step.rc == -100 else f"llama_decode returned {batch.rc}"
+            self.drive.refused.append(Refusal(m.step.op, seqs[0], "failed", f"must be taken; but {what}"))
+        for seq in seqs:
+            kept = self.lines[seq].proposed if isinstance(m.op, Verify) else None
+            self.lines[seq] = replace(self.lines[seq], undefined="a decode failed", proposed=kept)
+
+    def _room(self, rows: int) -> bool:
+        """Whether so many rows more fit in any case; nothing is sure beside a sequence that is undefined."""
+        if any(line.undefined for line in self.lines.values()):
+            return False
+        held = sum(line.history.length for line in self.lines.values())
+        return not self.params.kv_unified or held + rows <= self.facts.n_ctx
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -318,22 +354,23 @@ class _Fold:
             )
 
     def _verify(self, op: Verify, m: Moment) -> None:
-        mine = [s for s in op.seqs if self.lines[s].proposed is not None and self.lines[s].open < 0]
-        before = {s: self.lines[s] for s in mine}
         batches = list(m.step.batches)
+        rows = batches[0].rows if batches else []
+        mine = list(dict.fromkeys(r.seq for r in rows))
+        # as it was handed over, which a line that is undefined need not know
+        before = {s: replace(self.lines[s], proposed=tuple(r.token for r in rows if r.seq == s)[1:]) for s in mine}
         m.step.batches = batches[:1]
         ok = self._batches(m)
         m.step.batches = batches
         if not ok:
             return
         again = {r.seq for b in batches[1:] for r in b.rows}
-        for s, k in zip(mine, m.step.args, strict=False) if op.accept else []:
+        for s, k in zip(mine, m.step.args, strict=True) if op.accept else []:
             was = before[s]
-            assert was.proposed is not None
             if s in again:
                 self._back(s, was, op, m)
             else:
-                self._taken(s, was, k, m, rolled=k < len(was.proposed))
+                self._taken(s, was, k, m, rolled=k < len(was.proposed or ()))
         if not op.accept:
             for s in mine:
                 self.lines[s] = replace(
@@ -345,9 +382,8 @@ class _Fold:
                     events=before[s].events,  # its answer is the event, which decodes the rows again
                 )
         for batch in batches[1:]:
-            if batch.rc != 0:
-                for s in {r.seq for r in batch.rows}:
-                    self.lines[s] = replace(self.lines[s], undefined="a decode failed")
+            if batch.rc != 0 or m.step.rc == -100:
+                self._failed(batch, m)
                 continue
             taps = m.step.taps[len(m.step.taps) // 2 :]  # as many for each batch
             self._rows(batch, m, _firsts(taps, {r.seq for r in batch.rows}))
@@ -358,8 +394,16 @@ class _Fold:
     def _back(self, seq: int, was: Line, op: Verify, m: Moment) -> None:
         """The sequence was put back to where it was before the batch."""
         offered = self.kind not in CARRIES or m.step.blobs[-1].size >= 0
-        h = replace(was.history, kinds=was.history.kinds | {"cells", "split"}, outputs=was.history.outputs)
-        self.lines[seq] = replace(was, history=h, proposed=None, shaped=(*was.shaped, m.step.op), unoffered=not offered)
+        h = replace(was.history, kinds=was.history.kinds | {"cells", "split"})
+        unoffered = not offered or (was.unoffered and self.kind in LEARNS)
+        if not self.uses_state and not offered:  # it is the caller who leaves it out
+            was, unoffered = replace(was, draft=None), False
+        if not m.step.value and not was.undefined:
+            self.drive.refused.append(
+                Refusal(m.step.op, seq, "refused", "must go back to what was saved before it; but a part was refused")
+            )
+            was = replace(was, undefined="a part was refused")
+        self.lines[seq] = replace(was, history=h, proposed=None, shaped=(*was.shaped, m.step.op), unoffered=unoffered)
 
     def _taken(self, seq: int, was: Line, k: int, m: Moment, *, rolled: bool) -> None:
         line = self.lines[seq]
@@ -369,16 +413,20 @@ class _Fold:
             line,
             history=cut(line.history, at) if rolled else line.history,
             draft=tokens if line.draft is not None else None,
-            carry=tokens if line.carry is not None else None,
+            carry=tokens,
             events=(*was.events, Event("verify", (), k)),
         )
         if rolled:
             # what a driver has learnt stays wrong, a row is taken anew
             unoffered = line.unoffered and self.kind in LEARNS
             line = replace(line, shaped=(*line.shaped, m.step.op), unoffered=unoffered)
-        if rolled and self._stale(m, seq, was):
+        if rolled and self._stale(m, was):
             line = replace(line, undefined="rolled back further than the last ubatch (known fault stale-rollback)")
         if not m.step.value:
+            if rolled and not line.undefined and not was.undefined:
+                self.drive.refused.append(
+                    Refusal(m.step.op, seq, "refused", "must lose what was rejected; but a removal was refused")
+                )
             line = replace(line, undefined="a removal was refused")
         if rolled:
             line = self._window(line, seq, m.step)
@@ -393,11 +441,12 @@ class _Fold:
         lowest = max(step.pos[seq][0], step.draft_pos[seq][0] if step.draft_pos else -1)
         return replace(line, undefined=WINDOW_GONE) if lowest > window_need(range(n), self.facts.n_swa) else line
 
-    def _stale(self, m: Moment, seq: int, was: Line) -> bool:
+    def _stale(self, m: Moment, was: Line) -> bool:
         """Recurrent parts go back within the sequence's last ubatch only; sequences of unequal length share one."""
         if not (self.facts.recurrent or self.facts.hybrid):
             return False
-        rows = [r for b in m.step.batches[:1] for r in b.rows]
+        made = m if m.step.batches else self.ledger.moments[was.opened]  # an open verification's batch came earlier
+        rows = [r for b in made.step.batches[:1] for r in b.rows]
         if not rows:
             return False
         counts = {s: sum(r.seq == s for r in rows) for s in {r.seq for r in rows}}
@@ -405,8 +454,10 @@ class _Fold:
 
     def _accept(self, op: Accept, m: Moment) -> None:
         line = self.lines[op.seq]
-        assert line.proposed is not None
         k = m.step.args[1]
+        if line.proposed is None or line.open < 0:
+            self.lines[op.seq] = replace(line, undefined="accepted what the ledger does not know of")
+            return
         rolled = k < len(line.proposed)
         was = replace(line, history=cut(line.history, line.open))
         unoffered, shaped = line.unoffered, line.shaped
@@ -430,7 +481,9 @@ class _Fold:
         self.saves += 1
         if op.flags & ON_DEVICE:
             self.device[op.seq] = self.saves
-        self.kept[op.slot] = Kept(self.lines[op.seq], op.flags, offered, self.epoch, "", self.saves)
+        self.kept[op.slot] = Kept(
+            self.lines[op.seq], op.flags, offered, self.epoch, op.seq, self.params, "", self.saves
+        )
 
     def _mangle(self, op: Mangle, m: Moment) -> None:
         self.kept[op.slot] = replace(self.kept[op.slot], mangled=op.how)
@@ -440,21 +493,29 @@ class _Fold:
         saved = kept.line
         want = saved.tokens
         undefined = saved.undefined if "target" in op.parts else line.undefined
-        if not m.step.rc or not m.step.value:
-            undefined = undefined or "a part was refused"
         if kept.flags & ON_DEVICE and (kept.epoch != self.epoch or self.device.get(op.seq) != kept.number):
             undefined = undefined or "an older or foreign handle of the device"
         if kept.flags & PARTIAL and line.tokens[: len(want)] != want:
             undefined = undefined or "partial restore onto something that does not hold the saved prefix"
+        if not m.step.rc or not m.step.value:
+            same = all(getattr(kept.params, k) == getattr(self.params, k) for k in MUST_FIT)
+            if not undefined and not line.undefined and same and self._room(saved.history.length):
+                self.drive.refused.append(
+                    Refusal(m.step.op, op.seq, "refused", "must be put back; but a restore or a removal was refused")
+                )
+            undefined = undefined or "a part was refused"
         if "target" in op.parts:
             kinds = saved.history.kinds | {"cells", "split"}
             history = replace(saved.history, kinds=kinds)
-            base = replace(saved, history=history, events=saved.events)
+            moved = (kept.seq, kept.epoch) != (op.seq, self.epoch)  # the caller leaves its draft behind
+            base = replace(saved, history=history, proposed=None if moved else saved.proposed)
         else:
             history, base = line.history, line
         n = history.length
         draft = saved.draft if "draft" in op.parts else line.draft
         draft = draft if draft is None else draft[:n]
+        if kept.flags & PARTIAL and "draft" in op.parts and (line.draft or ())[: len(want)] != want:
+            draft = None  # what a partial state of the draft leaves out is not there
         alone = self.facts.draft_shares or self.kind in LEARNS  # there is no memory of a draft
         everything = "target" in op.parts and ("draft" in op.parts or alone)
         carry = line.carry
@@ -463,7 +524,7 @@ class _Fold:
             self.drive.refusals.append((m.step.op, kept.mangled, bool(m.step.log)))
         elif "driver" in op.parts and kept.offered:
             carry = saved.carry
-        elif not kept.offered and everything and self.kind in (*CARRIES, *LEARNS):
+        elif not kept.offered and everything and self.uses_state and self.kind in (*CARRIES, *LEARNS):
             carry = saved.carry
             unoffered = line.carry != carry or line.unoffered or self.kind in LEARNS or base.open >= 0
         if (
@@ -491,10 +552,15 @@ class _Fold:
 
     def _seq_rm(self, op: SeqRm, m: Moment) -> None:
         line = self.lines[op.seq]
+        at = m.step.args[1]
         if not m.step.rc:
+            whole = at == 0
+            if whole or not (line.undefined or self.facts.recurrent or self.facts.hybrid):
+                self.drive.refused.append(
+                    Refusal(m.step.op, op.seq, "refused", "must be removed from both memories; but it was refused")
+                )
             self.lines[op.seq] = replace(line, undefined="a removal was refused in one of the memories")
             return
-        at = m.step.args[1]
         if at == 0:
             # nothing of what was there before may matter from here on
             self.lines[op.seq] = Line(shaped=(*line.shaped, m.step.op))

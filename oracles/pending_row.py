@@ -7,7 +7,7 @@ import math
 from oracles.account import Account
 from oracles.base import OracleFailure
 from oracles.drive import Held
-from oracles.driving import DraftOracle, seen, violation, where
+from oracles.driving import DraftOracle, put_back, seen, violation, where
 from oracles.verdict import Violation
 
 
@@ -35,6 +35,7 @@ class PendingRow(DraftOracle):
             held,
             key="pending_row",
             clause="rewind.state",
-            because=f"Target, draft and driver were put back together, so when {where(account, held)}, its hidden row "
+            because=f"Put back were {put_back(account, held)}, and the rest stood there already, so when "
+            f"{where(account, held)}, its hidden row "
             f"must be that of the checkpoint; but {seen(held)}.",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from oracles.account import Account
 from oracles.base import OracleFailure
 from oracles.drive import Held
-from oracles.driving import DraftOracle, seen, shaper, violation, what, where
+from oracles.driving import DraftOracle, put_back, seen, shaper, violation, what, where
 from oracles.verdict import Violation
 from subjects.scenario import Rewind
 
@@ -35,6 +35,7 @@ class Redraft(DraftOracle):
             held,
             key=f"redraft:{what(held)}",
             clause="rewind.state",
-            because=f"Target, draft and driver were put back together, so when {where(account, held)}, it must draft "
+            because=f"Put back were {put_back(account, held)}, and the rest stood there already, so when "
+            f"{where(account, held)}, it must draft "
             f"as it did at the checkpoint; but {seen(held)}.",
         )

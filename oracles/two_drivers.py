@@ -9,6 +9,7 @@ from oracles.base import Oracle, OracleFailure
 from oracles.verdict import Check, Verdict, Violation
 from subjects.contracts import rule
 from subjects.scenario import Rewind, Scenario, SeqRm, Verify
+from subjects.trace import Trace
 
 
 class TwoDriversFailure(OracleFailure):
@@ -46,17 +47,20 @@ class TwoDrivers(Oracle):
             return None
         return msgspec.structs.replace(base, driver=msgspec.structs.replace(base.driver, impl="reference"))
 
+    def variant_fault(self, trace: Trace) -> str:
+        """llama.cpp's pairs the first token of a new conversation with the old one's row, unless it was mended."""
+        return "" if mended(trace) else "stale-first-row"
+
     def compare(self, account: Account, variant: Account) -> Verdict:
         """Draft by draft, as far as both ran."""
+        one, two = account.ledger.trace, variant.ledger.trace
+        if two.end.how != "ok" or len(one.steps) != len(two.steps):
+            why = f"the other driver's run ended with {two.end.how} {two.end.text or two.end.code}"
+            return Verdict(oracle=self.name, unknown=(why,))
         compared = 0
-        ops = account.ledger.scenario.ops
-        facts = account.ledger.trace.facts
-        mended = bool(facts) and facts[0].offers_state
-        for a, b in zip(account.ledger.trace.steps, variant.ledger.trace.steps, strict=False):
-            op = ops[a.op]
-            if isinstance(op, SeqRm) and a.args[1:2] == [0]:
-                break  # llama.cpp's goes on with the old conversation's row, which is a finding of its own
-            if mended and (isinstance(op, SeqRm | Rewind) or (isinstance(op, Verify) and op.route != "cut")):
+        for a, b in zip(one.steps, two.steps, strict=True):
+            op = account.ledger.scenario.ops[a.op]
+            if mended(one) and (isinstance(op, SeqRm | Rewind) or (isinstance(op, Verify) and op.route != "cut")):
                 break  # what follows is drafted from a row of elsewhere, which a mended driver may notice
             if not a.drafts and not b.drafts:
                 continue
@@ -73,3 +77,8 @@ class TwoDrivers(Oracle):
                 )
                 return Verdict(oracle=self.name, violations=(found,), compared=compared)
         return Verdict(oracle=self.name, compared=compared)
+
+
+def mended(trace: Trace) -> bool:
+    """The driver offers its state, as llama.cpp's draft-mtp does not."""
+    return bool(trace.facts) and trace.facts[0].offers_state

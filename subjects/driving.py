@@ -70,6 +70,9 @@ class Kept:
     driver: bytes | None
     flags: int
     seat: Seat
+    home: tuple[int, int]
+    """sequence and context that it was made in"""
+    mangled: bool = False
 
 
 @dataclass
@@ -84,6 +87,7 @@ class DriverRunner(Runner):
     driver: Driver | None = None
     seats: list[Seat] = field(default_factory=list)
     kept: dict[int, Kept] = field(default_factory=dict)
+    epoch: int = -1
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -124,6 +128,7 @@ class DriverRunner(Runner):
         if ctx is None:
             raise Refused("llama_init_from_model: " + "; ".join(self.shim.take_log()[-3:]))
         self.ctx, self.params = ctx, params
+        self.epoch += 1
         self.n_seq = params.n_seq_max
         if self.p.late:
             self.shim.decode(ctx, [0, 0], [0, 1], [0, 0], [0, 1])
@@ -294,7 +299,7 @@ class DriverRunner(Runner):
         if self.draft:
             draft = self.shim.seq_get(self.draft, seq, flags, self.shim.seq_size(self.draft, seq, flags))[1]
         state = self.driver.state(seq) if self.p.state else None
-        return Kept(target, draft, state, flags, self.seats[seq])
+        return Kept(target, draft, state, flags, self.seats[seq], (seq, self.epoch))
 
     def _do_checkpoint(self, op: Checkpoint, step: Step) -> None:
         self._begin(step, op.slot, op.seq, op.flags)
@@ -326,7 +331,9 @@ class DriverRunner(Runner):
         self._begin(step, op.slot, op.seq, kept.flags)
         step.rc = self._put(op.seq, kept, op.parts, step)
         if "target" in op.parts:
-            self._sit(op.seq, kept.seat)
+            # accept() belongs to the driver and the sequence that drafted
+            here = kept.home == (op.seq, self.epoch)
+            self._sit(op.seq, kept.seat if here else replace(kept.seat, proposal=None))
         seat = self.seats[op.seq]
         verified = seat.proposal is not None and seat.proposal.at >= 0
         at = len(seat.tokens) + (1 + len(seat.proposal.drafts) if seat.proposal and verified else 0)
@@ -340,8 +347,11 @@ class DriverRunner(Runner):
         if kept is None or kept.driver is None:
             step.skipped = f"slot {op.slot} holds no state of the driver"
             return
-        self._begin(step, op.slot)
-        kept.driver = mangled(kept.driver, op.how)
+        if kept.mangled:  # a second change could undo the first
+            step.skipped = f"the driver's part of slot {op.slot} is malformed already"
+            return
+        self._begin(step, op.slot, aim(kept.driver, op.how, op.at))
+        kept.driver, kept.mangled = mangled(kept.driver, op.how, op.at), True
         step.blobs.append(blob_of(len(kept.driver), len(kept.driver), kept.driver))
 
     def _do_begin(self, op: Begin, step: Step) -> None:
@@ -371,9 +381,35 @@ def _offered(state: bytes | None) -> Blob:
     return blob_of(-1, 0, b"") if state is None else blob_of(len(state), len(state), state)
 
 
-def mangled(blob: bytes, how: Mangling) -> bytes:
+HEADERS: dict[bytes, int] = {b"RDMT": 8, b"SPCS": 8}
+"""How many 32-bit numbers a state begins with, by its first four bytes: those of the driver in Python, and of
+tests/planted/mtp_state.patch. What follows are rows, where any number may be a right one; of a format that is not
+known the first alone is changed."""
+_MODEL = 3  # which of them names the model, in both
+
+
+def aim(blob: bytes, how: Mangling, at: int) -> int:
+    """Which 32-bit number of a driver's state a mangling changes; -1 where it changes the length."""
+    n = min(HEADERS.get(blob[:4], 1), max(len(blob) // 4, 1))
+    match how:
+        case "magic" | "negative" | "huge":
+            return at % n
+        case "other":
+            return 0
+        case "model" if n > _MODEL:
+            return _MODEL
+        case _:
+            return -1
+
+
+def mangled(blob: bytes, how: Mangling, at: int = 0) -> bytes:
     """A driver's state that no driver may take back."""
-    half = len(blob) // 2 & ~3
+    i = 4 * max(aim(blob, how, at), 0)
+    old = int.from_bytes(blob[i : i + 4], "little")
+
+    def put(value: int) -> bytes:
+        return blob[:i] + value.to_bytes(4, "little") + blob[i + 4 :]
+
     match how:
         case "empty":
             return b""
@@ -382,17 +418,17 @@ def mangled(blob: bytes, how: Mangling) -> bytes:
         case "long":
             return blob + b"\0\0\0\0"
         case "magic":
-            return bytes([blob[0] ^ 0x80]) + blob[1:]
+            return put(old ^ 0x80000000)
         case "width":
-            return blob[:half]
-        case "negative":
-            return b"\xff\xff\xff\xff" + blob[4:]
+            return blob[: len(blob) // 2 & ~3]
+        case "negative":  # -2: a position of -1 means that there is none
+            return put(0xFFFFFFFE)
         case "huge":
-            return b"\xff\xff\xff\x7f" + blob[4:]
+            return put(0x7FFFFFFF)
         case "other":  # another driver's
-            return b"RDRF" + bytes(range(64))
-        case "model":  # one that is twice as wide
-            return blob + blob[4:]
+            return b"RDRF" + blob[4:]
+        case "model":  # one with other weights, or one that is twice as wide
+            return put(old ^ 1) if i else blob + blob[4:]
 
 
 _DO: dict[type[Op], Callable[..., None]] = {

@@ -258,10 +258,14 @@ class Rewind(Op, frozen=True, tag="rewind"):
 
 
 class Mangle(Op, frozen=True, tag="mangle"):
-    """Change the driver's part of a checkpoint into one that no driver may take."""
+    """Change the driver's part of a checkpoint into one that no driver may take, once.
+
+    `at`: which 32-bit number of its header `magic`, `negative` and `huge` change, counted round where it has fewer.
+    """
 
     slot: int
     how: Mangling
+    at: int = 0
 
 
 class Begin(Op, frozen=True, tag="begin"):
@@ -341,8 +345,8 @@ class DriverParams(Record, frozen=True):
     draft: the draft's model, None where the target's own file drafts (or nothing does: the ngram kinds). impl:
     `native` is llama.cpp's own, `reference` is ours (subjects.drivers.reference). backend_sampling hides the draft's
     logits. late: the draft context is made after the target has decoded something. state: the caller saves and restores
-    what the driver offers of its state. ngram_*: sizes of the
-    ngram kinds.
+    what the driver offers of its state. ngram_*: sizes of the ngram kinds, which draft ngram_m tokens whatever n_max
+    is (ngram-cache: 8).
     """
 
     kind: DriverKind

@@ -1,4 +1,4 @@
-// How a context's parameters cross the flat interface: thirteen integers, in the order of subjects.shim._params.
+// How a context's parameters cross the flat interface: thirteen integers, in the order of subjects.shim.params_array.
 // Shared by everything of ours that makes contexts, so that they are made in one way.
 #pragma once
 

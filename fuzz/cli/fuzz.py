@@ -148,14 +148,19 @@ def add(p: argparse.ArgumentParser) -> None:
         "--reduce-seconds", metavar="T", type=_positive, default=30.0, help="time for reducing one finding (default 30)"
     )
     p.add_argument(
-        "--plant", metavar="FAULT", default="", help="plant a named fault in the shim, to prove that the tool finds it"
+        "--plant",
+        metavar="FAULT",
+        default="",
+        help="plant a named fault, to prove that the tool finds it: in the shim, or a part that the driver in Python "
+        "leaves out",
     )
     add_json(p)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run a campaign."""
-    faults = (*(LEAVE_OUT if args.driver else ()), *sorted(FAULTS))
+    _check(args)
+    faults = (*(LEAVE_OUT if args.driver or args.resume else ()), *sorted(FAULTS))
     if args.plant and args.plant not in faults:
         raise Usage(f"no planted fault {args.plant!r}; there are {', '.join(faults)}")
     out = args.out or _newest() if args.resume else args.out or Path("out") / time.strftime("fuzz-%Y%m%d-%H%M%S")
@@ -164,10 +169,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         before = campaign.stored(out) if args.resume else {}
         # what is not given is taken from the campaign that goes on
-        if args.resume and not args.model:
+        if args.resume and not args.model and not args.driver:
             models = msgspec.convert(before["models"], list[Model])
         else:
-            models = _models(args, b)
+            models = _models(args, b, args.plant or before.get("fault", ""))
     except (BadModel, SandboxError, campaign.CampaignError, msgspec.ValidationError, KeyError) as e:
         raise Usage(str(e)) from None
     seed = args.seed if args.seed is not None else before.get("seed", random.SystemRandom().randrange(1 << 31))
@@ -220,19 +225,40 @@ def run(args: argparse.Namespace) -> int:
     return result.exit_code(args.fail_on)
 
 
-def _models(args: argparse.Namespace, b: Bench) -> list[Model]:
+def _check(args: argparse.Namespace) -> None:
+    """Raises Usage for options that nothing would come of."""
+    if args.driver:
+        if args.misuse:
+            raise Usage("--misuse breaks duties of programs without a driver; leave out --misuse or --driver")
+        if args.gpu_layers and not args.model:
+            raise Usage("--gpu-layers: pairs run on the CPU; name a file with --model, or leave out --gpu-layers")
+        if args.draft and not args.model:
+            raise Usage("--draft goes with a model of yours, a pair has its own draft; add --model FILE")
+        return
+    if args.draft:
+        raise Usage("--draft goes with a driver; add --driver KIND and --model FILE")
+    if args.driver_impl != "native":
+        raise Usage("--driver-impl goes with a driver; add --driver NAME")
+    if args.resume and not args.model:
+        if args.gpu_layers:
+            raise Usage("--gpu-layers: the campaign that goes on has its models; leave it out, or name them (--model)")
+    elif args.all_variants:
+        raise Usage("--all-variants goes with a driver; add --driver NAME")
+
+
+def _models(args: argparse.Namespace, b: Bench, fault: str) -> list[Model]:
     """What is asked for: models, pairs, or a file with a kind of driver."""
     if not args.driver:
         return resolve(args.model, b.models, b.shim, args.gpu_layers)
     if args.model:
         found = [
-            with_driver(m, kind, args.draft, b.shim)
+            with_driver(m, kind, args.draft)
             for m in resolve(args.model, b.models, b.shim, args.gpu_layers)
             for kind in args.driver
         ]
     else:
         found = resolve_pairs(args.driver, b.models)
-    return [with_impl(m, "reference" if args.plant in LEAVE_OUT else args.driver_impl) for m in found]
+    return [with_impl(m, "reference" if fault in LEAVE_OUT else args.driver_impl) for m in found]
 
 
 def _newest() -> Path:

@@ -31,15 +31,15 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fuzz.cli.common import Bench, Usage, add_build, add_drivers, add_json, bench
 from fuzz.cli.common import console as open_console
+from fuzz.drivers.fit import Gguf, Misfit, check, look, sized
 from fuzz.models import from_recipe, sha256
-from fuzz.probe.header import BadHeader, Many, read
 from fuzz.probe.measure import ROUTES, Plan
 from fuzz.probe.table import ProbeError, Report, count, probe
 from subjects.recipes import get, names
@@ -107,7 +107,11 @@ def add(p: argparse.ArgumentParser) -> None:
         "--rounds", metavar="N", type=_number(1, 64), default=4, help="tokens to go on for, a draft at each (default 4)"
     )
     p.add_argument(
-        "--n-max", metavar="N", type=_number(1, 16), default=3, help="length of a draft, and of a rollback (default 3)"
+        "--n-max",
+        metavar="N",
+        type=_number(1, 16),
+        default=3,
+        help="length of a draft, and of a rollback (default 3; ngram-cache drafts 8)",
     )
     p.add_argument(
         "--pollute", metavar="N", type=_number(2, 4096), default=24, help="tokens of the other work (default 24)"
@@ -141,17 +145,6 @@ def add(p: argparse.ArgumentParser) -> None:
     add_build(p)
     add_drivers(p)
     add_json(p)
-
-
-class Gguf(NamedTuple):
-    """What is read from a model's file before anything loads it."""
-
-    path: Path
-    label: str
-    architecture: str
-    n_vocab: int
-    nextn: int
-    vocabulary: str
 
 
 def run(args: argparse.Namespace) -> int:
@@ -227,27 +220,15 @@ def _open(wanted: str, b: Bench, seed: int) -> Gguf:
     else:
         raise Usage(f"{wanted!r} is neither a file nor a recipe; recipes are {', '.join(names(drivers=True))}")
     try:
-        said = read(path)
-    except (BadHeader, OSError) as e:
-        raise Usage(f"{path.name} cannot be read as a GGUF file: {e}") from None
-
-    def whole(key: str) -> int:
-        value = said.get(key, 0)
-        # a number for each layer, or one for all
-        numbers = value.values if isinstance(value, Many) else (value,)
-        return max((int(x) for x in numbers if not isinstance(x, str)), default=0)
-
-    arch = str(said.get("general.architecture", "?"))
-    texts = said.get("tokenizer.ggml.tokens")
-    n_vocab = texts.n if isinstance(texts, Many) else whole(f"{arch}.vocab_size")
-    if n_vocab < 2:
-        raise Usage(f"{path.name} names neither tokens nor a {arch}.vocab_size")
-    nextn = whole(f"{arch}.nextn_predict_layers")
-    vocabulary = str(said.get("tokenizer.ggml.model", "no_vocab"))
-    return Gguf(path, wanted if wanted in names(drivers=True) else path.name, arch, n_vocab, nextn, vocabulary)
+        found = look(path, wanted if wanted in names(drivers=True) else path.name)
+    except Misfit as e:
+        raise Usage(str(e)) from None
+    if found.n_vocab < 2:
+        raise Usage(f"{path.name} names neither tokens nor a {found.architecture}.vocab_size")
+    return found
 
 
-def _kind(asked: str | None, model: Gguf, draft: Gguf | None) -> str | None:
+def _kind(asked: str | None, model: Gguf, draft: Gguf | None) -> DriverKind | None:
     """The driver's kind, None for none. Raises Usage where it cannot work with these models."""
     if asked is None:
         if draft is None:
@@ -256,44 +237,40 @@ def _kind(asked: str | None, model: Gguf, draft: Gguf | None) -> str | None:
             asked = "draft-eagle3"
         else:
             asked = "draft-mtp" if draft.nextn else "draft-simple"
-    if asked == "none" or asked.startswith("ngram"):
+    if asked == "none":
         if draft:
-            raise Usage(f"--driver {asked} uses no --draft")
-        return None if asked == "none" else asked
-    if asked == "draft-mtp" and not (draft or model).nextn:
-        raise Usage(
-            f"{(draft or model).label} has no NextN layers ({(draft or model).architecture}.nextn_predict_layers), and "
-            "draft-mtp drafts with those; name a --draft that has some, another --driver, or --driver none"
-        )
-    if asked != "draft-mtp" and draft is None:
-        raise Usage(f"--driver {asked} needs a --draft")
-    if asked == "draft-eagle3" and draft and draft.architecture != "eagle3":
-        raise Usage(f"{draft.label} is {draft.architecture}, draft-eagle3 needs an eagle3 model")
-    if asked == "draft-simple":
-        bare = [g.label for g in (model, draft) if g and g.vocabulary == "no_vocab"]
-        if bare:
-            raise Usage(f"draft-simple compares the texts of tokens, and {' and '.join(bare)} has none (no_vocab)")
-    return asked
+            raise Usage("--driver none uses no --draft")
+        return None
+    kind = cast(DriverKind, asked)
+    try:
+        check(kind, model, draft)
+    except Misfit as e:
+        raise Usage(f"{e}; --driver none probes the target without a driver") from None
+    return kind
 
 
-def _plan(args: argparse.Namespace, b: Bench, model: Gguf, draft: Gguf | None, kind: str | None, drivers: str) -> Plan:
+def _plan(
+    args: argparse.Namespace, b: Bench, model: Gguf, draft: Gguf | None, kind: DriverKind | None, drivers: str
+) -> Plan:
     n = args.positions[-1]
+    driver = sized(DriverParams(kind=kind, n_max=args.n_max)) if kind else None
+    n_max = driver.n_max if driver else args.n_max
     n_vocab = min(model.n_vocab, draft.n_vocab) if draft and kind == "draft-simple" else model.n_vocab
 
     def made(stream: int, length: int) -> list[int]:
         return [token(2 * args.seed + stream, i, n_vocab) for i in range(length)]
 
     prompt = _prompt(args.prompt_tokens, n, model) if args.prompt_tokens else made(0, n)
-    rooms = n + max(args.pollute, args.rounds + 2 * args.n_max) + args.n_max + 8
+    rooms = n + max(args.pollute, args.rounds + 2 * n_max) + n_max + 8
     # a rollback keeps n_max states, which a ubatch must be longer than by more than one
-    ubatch = max(args.ubatch, args.n_max + 3)
+    ubatch = max(args.ubatch, n_max + 3)
     params = ContextParams(
         n_ctx=-(-rooms // 256) * 256,
         n_batch=ubatch,
         n_ubatch=ubatch,
         n_seq_max=1,
         # what llama-server sets
-        n_rs_seq=args.n_max if kind in ("draft-mtp", "draft-eagle3") else 0,
+        n_rs_seq=n_max if kind in ("draft-mtp", "draft-eagle3") else 0,
         type_k=args.kv,
         type_v=args.kv,
         flash_attn=args.flash_attn,
@@ -307,11 +284,11 @@ def _plan(args: argparse.Namespace, b: Bench, model: Gguf, draft: Gguf | None, k
         draft=str(draft.path) if draft else "",
         n_gpu_layers=args.gpu_layers,
         params=params,
-        driver=msgspec.convert({"kind": kind, "n_max": args.n_max}, DriverParams) if kind else None,
+        driver=driver,
         prompt=prompt,
         other=made(1, args.pollute),
         rounds=args.rounds,
-        depth=args.n_max,
+        depth=n_max,
         repeat=args.repeat,
     )
 
@@ -354,7 +331,7 @@ def _about(
         "n_gpu_layers": plan.n_gpu_layers,
         "build": f"{b.build.name} ({b.build.fingerprint}){_drivers_of(args)}",
         "llama_cpp": b.build.version or "llama.cpp of unknown version",
-        "command": _command(args, model, draft, kind),
+        "command": _command(args, plan, model, draft, kind),
     }
 
 
@@ -365,7 +342,7 @@ def _drivers_of(args: argparse.Namespace) -> str:
     return "".join(f", {w}" for w in words)
 
 
-def _command(args: argparse.Namespace, model: Gguf, draft: Gguf | None, kind: str | None) -> str:
+def _command(args: argparse.Namespace, plan: Plan, model: Gguf, draft: Gguf | None, kind: str | None) -> str:
     """The same again, with the names of files only."""
     words = ["redraft", "probe", "--model", model.label]
     words += ["--draft", draft.label] if draft else []
@@ -374,6 +351,9 @@ def _command(args: argparse.Namespace, model: Gguf, draft: Gguf | None, kind: st
     words += ["--rounds", str(args.rounds), "--n-max", str(args.n_max), "--pollute", str(args.pollute)]
     words += ["--prompt-tokens", args.prompt_tokens.name] if args.prompt_tokens else []
     words += ["--seed", str(args.seed), "--kv", args.kv, "--ubatch", str(args.ubatch)]
+    words += ["--threads", str(plan.params.n_threads), "--repeat", str(args.repeat)]
+    words += ["--build", args.build.absolute().name] if args.build else []
+    words += ["--llama-src", args.llama_src.absolute().name] if args.llama_src else []
     words += ["--driver-patch", args.driver_patch.name] if args.driver_patch else []
     words += ["--flash-attn"] if args.flash_attn else []
     words += ["--gpu-layers", str(args.gpu_layers)] if args.gpu_layers else []

@@ -320,7 +320,7 @@ class Gen:
         if self.push(Checkpoint(seq=seq, slot=slot)):
             if self.below(2):
                 self.pollute(seq)
-            self.push(Mangle(slot=slot, how=_MANGLE[self.below(len(_MANGLE))]))
+            self.push(Mangle(slot=slot, how=_MANGLE[self.below(len(_MANGLE))], at=self.below(8)))
             to = seq if self.below(3) else self.other(seq)
             if self.state.seqs[to].lo and not self.state.seqs[to].open:
                 self.push(Rewind(seq=to, slot=slot, parts=("driver",)))

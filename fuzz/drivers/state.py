@@ -127,7 +127,9 @@ class Rounds:
                     self.on_device.add(op.seq)
             case Rewind():
                 slot = self.slots[op.slot]
-                s = replace(slot.state, shrunk=True) if "target" in op.parts else self.seqs[op.seq]
+                here = (slot.seq, slot.epoch) == (op.seq, self.epoch)
+                moved = replace(slot.state, shrunk=True, proposed=slot.state.proposed and here)
+                s = moved if "target" in op.parts else self.seqs[op.seq]
                 if "draft" in op.parts:
                     s = replace(s, seeded=slot.state.seeded, partial=slot.state.partial)
                 self._touch(op.seq, s)
@@ -223,8 +225,8 @@ def broken(state: Rounds, op: AnyOp) -> list[str]:
         case Begin():
             return ["begin.ids"] if out(op.seq) else []
         case SeqRm():
-            if out(op.seq) or state.seqs[op.seq].open:
-                return ["seq_rm.ids"]
+            if out(op.seq) or state.seqs[op.seq].open or op.hi.at != "open":
+                return ["seq_rm.ids"]  # with a driver a tail goes, or all
             return [] if op.lo.at == "open" or not state.traits.recurrent else ["verify.route"]
         case Reopen():
             return params_broken(op.params or state.params, state.driver, state.traits)
@@ -268,15 +270,14 @@ def _verify_broken(state: Rounds, op: Verify) -> list[str]:
 
 
 def valid(scenario: Scenario, traits: Traits) -> list[str]:
-    """Ids of the preconditions that a program breaks, in order."""
+    """Ids of the preconditions that the first operation to break any breaks."""
     assert scenario.driver is not None
     found = params_broken(scenario.params, scenario.driver, traits)
     if found:
         return found
     state = Rounds(traits, scenario.params, scenario.driver)
     for op in scenario.ops:
-        mine = broken(state, op)
-        if mine:
-            return [*found, *mine]
+        if found := broken(state, op):
+            return found  # what follows has no ground
         state.apply(op)
-    return found
+    return []

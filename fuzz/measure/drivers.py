@@ -112,7 +112,8 @@ def agreement(b: Bench, name: str, programs: int, seed: int, console: Console) -
                 done += 1
                 bar.advance(task)
                 assert base is not None and other is not None
-                one, two = sandbox.run(base, path), sandbox.run(other, path)
+                one = sandbox.run(base, path)
+                two = sandbox.run(other, path, fault=oracle.variant_fault(one))
                 verdict = oracle.compare(Account(Ledger(base, one)), Account(Ledger(other, two)))
                 drafts += verdict.compared
                 bad = bool(verdict.violations) or one.end != two.end

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fuzz.repro import plain
-from fuzz.repro.driver_pieces import MANGLE
+from fuzz.repro.driver_pieces import mangle
 from fuzz.repro.python import comment, wrap
 from fuzz.repro.words import sentence
 from subjects.driving import ROUTE_FLAGS, Proposal, Seat
@@ -111,7 +111,7 @@ class Calls:
             case Rewind():
                 self.rewind(op, step)
             case Mangle():
-                self.say(MANGLE[op.how].format(s=f"slot{op.slot}.spec"))
+                self.say(mangle(op.how, step.args[1], f"slot{op.slot}.spec"))
             case Begin():
                 n = len(self.seats[op.seq].tokens)
                 text = f"{self.name}.text[{op.seq}]"

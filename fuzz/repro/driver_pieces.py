@@ -276,15 +276,21 @@ MANGLE: dict[Mangling, str] = {
     "empty": "{s}.clear();",
     "short": "{s}.pop_back();",
     "long": "{s}.insert({s}.end(), 4, 0);",
-    "magic": "{s}.at(0) ^= 0x80;",
+    "magic": "{s}.at({last}) ^= 0x80;",
     "width": "{s}.resize({s}.size() / 2 / 4 * 4);",
-    "negative": "std::fill_n({s}.begin(), 4, 0xff);",
-    "huge": "std::fill_n({s}.begin(), 3, 0xff);\n{s}.at(3) = 0x7f;",
+    "negative": "{s}.at({first}) = 0xfe;\nstd::fill_n({s}.begin() + {first} + 1, 3, 0xff);",
+    "huge": "std::fill_n({s}.begin() + {first}, 3, 0xff);\n{s}.at({last}) = 0x7f;",
     "model": "{{\n    const std::vector<uint8_t> rows({s}.begin() + 4, {s}.end());\n"
     "    {s}.insert({s}.end(), rows.begin(), rows.end());\n}}",
-    "other": "{s} = {{ 'R', 'D', 'R', 'F' }};\nfor (uint8_t i = 0; i < 64; ++i) {{\n    {s}.push_back(i);\n}}",
+    "other": 'std::copy_n("RDRF", 4, {s}.begin());',
 }
-"""What Mangle does to the driver's part `{s}` of a checkpoint."""
+OTHER_MODEL = "{s}.at({first}) ^= 1;"
+
+
+def mangle(how: Mangling, word: int, part: str) -> str:
+    """What Mangle does to the driver's `part` of a checkpoint: with its 32-bit number `word`, -1 with its length."""
+    text = OTHER_MODEL if how == "model" and word >= 0 else MANGLE[how]
+    return text.format(s=part, first=4 * word, last=4 * word + 3)
 
 
 def setup(d: DriverParams, *, sampling: bool) -> str:

@@ -26,13 +26,14 @@ _MANGLED: dict[Mangling, str] = {
     "empty": "make the driver's part of slot {slot} empty",
     "short": "take the last byte off the driver's part of slot {slot}",
     "long": "append 4 zero bytes to the driver's part of slot {slot}",
-    "magic": "flip a bit in the first byte of the driver's part of slot {slot}",
+    "magic": "flip the top bit of 32-bit number {word} in the driver's part of slot {slot}",
     "width": "cut the driver's part of slot {slot} in half",
-    "negative": "set the first number in the driver's part of slot {slot} to -1",
-    "huge": "set the first number in the driver's part of slot {slot} to 2147483647",
+    "negative": "set 32-bit number {word} in the driver's part of slot {slot} to -2",
+    "huge": "set 32-bit number {word} in the driver's part of slot {slot} to 2147483647",
     "model": "make the driver's part of slot {slot} that of a model twice as wide",
-    "other": "put another driver's state into the driver's part of slot {slot}",
+    "other": "make the driver's part of slot {slot} begin as another driver's: with `RDRF`",
 }
+_OTHER_MODEL = "flip the lowest bit of 32-bit number {word}, the model's, in the driver's part of slot {slot}"
 _SAVED = {"host": "PARTIAL_ONLY", "device": "PARTIAL_ONLY | ON_DEVICE", "whole": "everything"}
 
 
@@ -70,7 +71,9 @@ def describe(op: DriverOp, step: Step) -> str:
         case Rewind():
             return _restored(op, step)
         case Mangle():
-            return _MANGLED[op.how].format(slot=op.slot)
+            word = step.args[1] if len(step.args) > 1 else op.at
+            text = _OTHER_MODEL if op.how == "model" and word >= 0 else _MANGLED[op.how]
+            return text.format(slot=op.slot, word=word)
         case Begin():
             return f"begin a new generation in sequence {op.seq} (common_speculative_begin)"
 

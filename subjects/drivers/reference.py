@@ -87,8 +87,8 @@ def pack(state: State, model: int) -> bytes:
     return head + state.row + state.rows
 
 
-def unpack(blob: bytes, model: int, width: int) -> State:
-    """The state that `pack` made bytes of, on a model with rows of `width` floats.
+def unpack(blob: bytes, model: int, width: int, n_ctx: int) -> State:
+    """The state that `pack` made bytes of, on a model with rows of `width` floats and positions below `n_ctx`.
 
     Raises:
         BadState: anything else; the message says what is wrong.
@@ -111,6 +111,8 @@ def unpack(blob: bytes, model: int, width: int) -> State:
     row = 4 * width
     if len(blob) != HEADER.size + (n + 1) * row:
         raise BadState(f"{len(blob)} bytes instead of {HEADER.size + (n + 1) * row} for {n} verification rows")
+    if (last := max(pos, first + n - 1, first)) >= n_ctx:
+        raise BadState(f"position {last} in a context of {n_ctx}")
     at = HEADER.size
     return State(blob[at : at + row], pos, blob[at + row :], first, drafted == 1)
 
@@ -156,6 +158,7 @@ class Reference:
             raise ValueError("hidden rows of target and draft differ in width")
         self._row = 4 * self._width
         self._model = _identity(api, model)
+        self._n_ctx = int(api.llama_n_ctx(target))
         vocab = api.llama_model_get_vocab(drafter)
         self._n_vocab = int(api.llama_vocab_n_tokens(vocab))
         n_suppressed = ct.c_int32()
@@ -284,7 +287,7 @@ class Reference:
         """See subjects.drivers.Driver. A refusal is a line in the log and changes nothing."""
         old = self._states[seq]
         try:
-            new = unpack(blob, self._model, self._width)
+            new = unpack(blob, self._model, self._width, self._n_ctx)
             n = len(new.rows) // self._row
             if self._without == "limit-n-batch" and n > self._api.llama_n_batch(self._draft):
                 raise BadState(f"{n} verification rows, more than n_batch")

@@ -19,9 +19,11 @@ PATCH = ROOT / "tests/planted/mtp_state.patch"
 # What a child does with a driver library: arguments SHIM DRIVER MODEL; one JSON document.
 CHILD = """
 import json, pathlib, sys
+from typing import get_args
 from subjects.drivers import DraftAsk
 from subjects.drivers.native import DriverLib, Native
-from subjects.scenario import ContextParams, DriverParams, token
+from subjects.driving import mangled
+from subjects.scenario import ContextParams, DriverParams, Mangling, token
 from subjects.shim import Shim
 from subjects.trace import Row
 
@@ -84,6 +86,7 @@ for bad in (
     state[:28] + b"\\xff\\xff\\xff\\x7f" + state[32:],
     state[:20] + b"\\xfe" + state[21:23] + b"\\xff" + state[24:],  # positions
     state[:24] + b"\\xff\\xff\\xff\\x7f" + state[28:],
+    *[mangled(state, how, at) for how in get_args(Mangling) for at in range(8)],
 ) if state is not None else ():
     driver.restore(0, bad)
     said["refused"].append([driver.state(0) == state, driver.log()])
@@ -134,7 +137,7 @@ def test_patched_driver_keeps_its_state(build: Bench, model: Path) -> None:
     assert said["log"] == []
     refused = said["refused"]
     assert isinstance(refused, list)
-    assert len(refused) == 13
+    assert len(refused) == 13 + 9 * 8
     for same, log in refused:
         assert same
         assert len(log) == 1 and "state refused: " in log[0]

@@ -50,6 +50,7 @@ def target(cell: dict[str, Any]) -> float:
 def test_the_missing_state_of_draft_mtp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document, cells = measured(tmp_path, "--model", "qwen35", positions="34,59")
     assert {r for r, _ in cells} == set(ROUTES) and document["unfit"] == {}
+    assert "--threads 1 --repeat 1" in document["about"]["command"]
     for c in document["cells"]:
         assert target(c) < NOTHING
         if c["state"] == "restored":
@@ -135,12 +136,21 @@ def test_a_file_and_a_prompt_of_ones_own(tmp_path: Path, models_dir: Path) -> No
     assert str(tmp_path) not in (tmp_path / "out" / "probe.json").read_text("utf-8")
 
 
+@pytest.mark.usefixtures("drivers")
+@pytest.mark.parametrize(("kind", "n_max"), [("ngram-simple", 2), ("ngram-cache", 8)])
+def test_an_ngram_kind_drafts_as_far_as_is_said(kind: str, n_max: int, tmp_path: Path) -> None:
+    asked = ("--model", "llama-loop", "--driver", kind, "--route", "host", "--n-max", "2")
+    document, cells = measured(tmp_path, *asked)
+    assert document["about"]["n_max"] == n_max
+    assert {c["outcome"] for c in cells.values()} == {"ok"}
+
+
 @pytest.mark.parametrize(
     ("args", "text"),
     [
         (("--model", "llama", "--driver", "draft-mtp"), "llama has no NextN layers"),
-        (("--model", "llama", "--driver", "draft-simple"), "needs a --draft"),
-        (("--model", "llama", "--draft", "llama", "--driver", "ngram-mod"), "uses no --draft"),
+        (("--model", "llama", "--driver", "draft-simple"), "add --draft"),
+        (("--model", "llama", "--draft", "llama", "--driver", "ngram-mod"), "has no use for a --draft"),
         (("--model", "llama", "--draft", "llama"), "has none (no_vocab)"),
         (("--model", "nothing"), "neither a file nor a recipe"),
         (("--model", "llama", "--prompt-tokens", "/dev/null"), "has 0 tokens"),

@@ -24,12 +24,14 @@ N_STEPS = 12
 CHILD = r"""
 import json, pathlib, random, sys, time
 from collections import Counter
+from typing import get_args
 _, root, shim, driver, target_path, draft_path, name, n_rs_seq, first, last, n_steps, leave_out, restarts = sys.argv
 sys.path.insert(0, root)
 from subjects.drivers import DraftAsk
 from subjects.drivers.native import DriverLib, Native
 from subjects.drivers.reference import HEADER, Reference, State, _mapped, pack
-from subjects.scenario import ContextParams, DriverParams, token
+from subjects.driving import mangled
+from subjects.scenario import ContextParams, DriverParams, Mangling, token
 from subjects.shim import Shim
 from subjects.trace import Row
 
@@ -213,9 +215,9 @@ class Program:
         self.seen["states"] += 1
 
     def malformed(self, blob):
-        i = self.rng.choice([0, 4, 8, 12, 16, 28])
-        bad = blob[:i] + (b"\xf0" * 4) + blob[i + 4:]
-        return self.rng.choice([b"", blob[:-1], blob + b"\0", blob[:HEADER.size], bad])
+        how = self.rng.choice(get_args(Mangling))
+        bad = mangled(blob, how, self.rng.randrange(8))
+        return self.rng.choice([blob[:HEADER.size - 1], blob + b"\0", bad, bad, bad, bad])
 
     def run(self):
         self.append()

@@ -198,7 +198,9 @@ class DriverTape:
         op = Propose(seqs=tuple(s for s, _, _ in asks), n_max=n_max)
         return self.step(op, *(a[1] for a in asks), rc=rc, drafts=[list(a[2]) for a in asks], taps=taps, **more)
 
-    def verify(self, *taken: tuple[int, int], route: Route = "cut", value: int = 1, open_: bool = False) -> DriverTape:
+    def verify(
+        self, *taken: tuple[int, int], route: Route = "cut", value: int = 1, open_: bool = False, **more: Any
+    ) -> DriverTape:
         """(sequence, how many drafts it takes). By a route other than `cut` those that take fewer are put back, and the
         accepted tokens processed again."""
         parts, again, blobs = [], [], []
@@ -221,7 +223,7 @@ class DriverTape:
             self.seeded[s] = False
         op = Verify(seqs=tuple(s for s, _ in taken), accept=() if open_ else tuple(k for _, k in taken), route=route)
         args = [] if open_ else [k for _, k in taken]
-        return self.step(op, *args, rc=0, batches=batches, taps=taps, value=value, blobs=blobs)
+        return self.step(op, *args, rc=0, batches=batches, taps=taps, value=value, blobs=blobs, **more)
 
     def _settle(self, seq: int, k: int) -> None:
         p = self.proposals[seq]
@@ -303,7 +305,7 @@ class DriverTape:
     def account(self) -> Account:
         """Its account with the driver's side, in which nothing is held against a reference yet."""
         ledger, drive = self.read()
-        return Account(ledger, driven=Driven(drive, self.driver))
+        return Account(ledger, driven=Driven(drive, self.driver, apart=False))
 
 
 # --- an ideal driver --------------------------------------------------------------------------------------------------
@@ -541,6 +543,8 @@ def run(
 class DriverSandbox:
     """What `oracles.judge` needs of a sandbox. With `fault` the given classes are planted, never in references."""
 
+    driver = None  # no library
+
     def __init__(self, memory: str, *, shares: bool = False, **planted: Any) -> None:
         self.memory, self.shares, self.planted = memory, shares, planted
 
@@ -562,7 +566,7 @@ class Fixed(DriverBands):
     def __init__(self) -> None:
         pass
 
-    def band(self, params: ContextParams, driver: DriverParams) -> Bands:
+    def band(self, params: ContextParams, driver: DriverParams, *, apart: bool) -> Bands:
         return Bands(1e-4, 1e-4)
 
 

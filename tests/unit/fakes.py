@@ -421,6 +421,8 @@ def replayed(history: Replay, ideal: Ideal) -> Trace:
 class IdealSandbox:
     """What `oracles.judge` needs of a sandbox. `fault` True plants the subclass in subject runs, not in references."""
 
+    driver = None  # no library
+
     def __init__(self, memory: str = "dense", broken: type[Ideal] = Ideal) -> None:
         self.memory, self.broken = memory, broken
         self.programs: list[Scenario] = []

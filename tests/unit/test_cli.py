@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes import MODEL, ideal_judge
@@ -98,6 +99,64 @@ def test_errors_of_a_verb_are_one_line(
 
     monkeypatch.setattr(VERBS["known"], "run", interrupted)
     assert main(["known"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--driver", "qwen35-mtp", "--misuse"], "leave out --misuse or --driver"),
+        (["--driver", "qwen35-mtp", "--gpu-layers", "3"], "--gpu-layers: pairs run on the CPU"),
+        (["--driver", "llama-simple", "--draft", "x.gguf"], "a pair has its own draft; add --model FILE"),
+        (["--model", "llama", "--draft", "x.gguf"], "--draft goes with a driver"),
+        (["--driver-impl", "reference"], "--driver-impl goes with a driver; add --driver NAME"),
+        (["--all-variants"], "--all-variants goes with a driver"),
+        (["--resume", "--driver-impl", "reference"], "--driver-impl goes with a driver"),
+        (["--resume", "--gpu-layers", "3"], "the campaign that goes on has its models"),
+        (["--plant", "pending-row"], "no planted fault 'pending-row'"),
+    ],
+)
+def test_an_option_that_nothing_would_come_of_is_refused(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VERBS["fuzz"], "bench", lambda *_: pytest.fail("the build was looked for"))
+    assert main(["fuzz", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and says in err and len(err.splitlines()) == 1
+
+
+def test_a_campaign_with_drivers_goes_on_with_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = SimpleNamespace(name="b", fingerprint="b", version="")
+    at = SimpleNamespace(
+        build=build, shim=tmp_path, cache=tmp_path, models=tmp_path, driver=tmp_path / "lib", drivers_label=str
+    )
+    fuzz_verb = VERBS["fuzz"]
+    monkeypatch.setattr(fuzz_verb, "bench", lambda *_: at)
+    monkeypatch.setattr(fuzz_verb, "environment", lambda _: {})
+    ran: list[campaign.Plan] = []
+
+    def stop(asked: campaign.Plan, *_: object, **__: object) -> None:
+        ran.append(asked)
+        raise campaign.CampaignError("far enough")
+
+    monkeypatch.setattr(campaign, "run", stop)
+
+    def fuzz(*more: str) -> str:
+        assert main(["fuzz", "--out", str(tmp_path / "o"), *more]) == 2
+        return capsys.readouterr().err
+
+    asked = ["--driver", "qwen35-mtp", "--plant", "pending-row"]
+    assert "far enough" in fuzz(*asked, "--seed", "1")
+    assert "far enough" in fuzz("--resume")
+    assert "far enough" in fuzz("--resume", "--driver", "qwen35-mtp")
+    assert "far enough" in fuzz("--resume", *asked)
+    assert ran[0].fault == "pending-row"
+    assert all(p == ran[0] for p in ran) and len(ran) == 4
+    for other in (["--driver", "step35-mtp"], ["--model", "llama"], ["--plant", "verify-rows"], ["--all-variants"]):
+        assert "was started with other values of" in fuzz("--resume", *other)
+    assert "other values of misuse" in fuzz("--resume", "--misuse")
+    assert len(ran) == 4
 
 
 @pytest.mark.parametrize(

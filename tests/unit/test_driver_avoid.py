@@ -219,7 +219,7 @@ def test_a_repaired_program_is_valid_and_sets_off_nothing(name: str) -> None:
 )
 def test_without_avoidance_the_known_faults_are_set_off_often(name: str, fault: str) -> None:
     traits, found = made(name)
-    assert sum(driver_triggered(fault, s, traits) is not None for s in found) > 0.1 * len(found)
+    assert sum(driver_triggered(fault, s, traits) is not None for s in found) > 0.05 * len(found)
 
 
 # --- the corpus -------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from subjects.scenario import (
 )
 from subjects.scenario import dumps as dump
 
-SLICE = 300
+SLICE = 450
 TAIL = Edge(at="end", d=-2)
 MTP = DriverParams(kind="draft-mtp")
 DENSE = Traits(memory="dense")
@@ -70,7 +70,7 @@ def like(name: str, found: list[Scenario]) -> list[Scenario]:
 
 @functools.cache
 def made(name: str) -> list[Scenario]:
-    """300 programs for a pair."""
+    """So many programs for a pair."""
     if name in SAME:
         return like(name, made(SAME[name]))
     return generate(programs(*setting(name)), 0, SLICE)

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
 from fuzz import models
-from fuzz.models import BadModel, Model, from_pair, of_program, resolve_pairs, sha256, with_driver, with_impl
-from fuzz.traits import traits_of
+from fuzz.drivers import fit
+from fuzz.models import (
+    BadModel,
+    Model,
+    from_pair,
+    from_recipe,
+    of_program,
+    resolve_pairs,
+    sha256,
+    with_driver,
+    with_impl,
+)
 from subjects import pairs, recipes
 from subjects.scenario import DriverKind, DriverParams, ModelRef, Scenario
 
 NO_SHIM = Path("no shim is needed")
+FOLDER = Path(tempfile.mkdtemp(prefix="redraft-models-"))
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+def folder() -> Path:
+    return FOLDER
 
 
 def model(name: str = "qwen35") -> Model:
-    return Model(ModelRef(recipe=name, sha256="00"), "nowhere.gguf", traits_of(recipes.get(name)))
+    return from_recipe(recipes.get(name), FOLDER)
 
 
 @pytest.fixture
@@ -87,21 +103,32 @@ def test_pairs_by_name_kind_and_all(folder: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("qwen35", "draft-mtp", 3),
         ("qwen35", "ngram-mod", 0),  # the server asks for earlier states with a head of the model only
-        ("llama", "draft-mtp", 0),
-        ("mamba2", "draft-mtp", 0),
+        ("step35", "draft-mtp", 0),
+        ("llama", "ngram-simple", 0),
     ],
 )
 def test_a_model_with_a_driver_of_its_own(name: str, kind: DriverKind, n_rs: int) -> None:
-    m = with_driver(model(name), kind, None, NO_SHIM)
-    assert m.driver == DriverParams(kind=kind)
+    m = with_driver(model(name), kind, None)
+    assert m.driver == DriverParams(kind=kind, ngram_m=3 if kind.startswith("ngram") else 4)
     assert (m.n_rs, m.draft, m.label) == (n_rs, "", f"{name} {kind}")
-    assert (m.ref, m.path, m.traits) == (model(name).ref, "nowhere.gguf", model(name).traits)
+    assert (m.ref, m.path, m.traits) == (model(name).ref, model(name).path, model(name).traits)
+
+
+def test_n_max_is_what_an_ngram_kind_drafts() -> None:
+    for kind in get_args(DriverKind):
+        p = fit.sized(DriverParams(kind=kind, n_max=5))
+        assert p.n_max == (8 if kind == "ngram-cache" else 5)
+        assert (p.ngram_m == 5) == (kind.startswith("ngram") and kind != "ngram-cache")
+        assert fit.sized(p) == p
+        for pair in pairs.all_pairs():
+            if pair.kind == kind:
+                assert fit.sized(DriverParams(kind=kind, n_max=pair.n_max)).n_max == pair.n_max
 
 
 def test_a_draft_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, never_opened: None) -> None:
-    (tmp_path / "draft.gguf").write_bytes(b"GGUF")
+    recipes.get("eagle3-qwen35").write(tmp_path / "draft.gguf")
     monkeypatch.chdir(tmp_path)
-    m = with_driver(model("qwen35"), "draft-eagle3", Path("draft.gguf"), NO_SHIM)
+    m = with_driver(model("qwen35"), "draft-eagle3", Path("draft.gguf"))
     assert m.draft == str(tmp_path / "draft.gguf"), "children have a working directory of their own"
     assert m.driver is not None
     assert m.driver.draft == ModelRef(path=m.draft, sha256=sha256(tmp_path / "draft.gguf"))
@@ -110,28 +137,45 @@ def test_a_draft_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ne
 
 
 @pytest.mark.parametrize(
-    ("kind", "draft", "says"),
+    ("name", "kind", "draft", "says"),
     [
-        ("draft-magic", None, "'draft-magic' is no kind of driver; kinds are draft-mtp, draft-eagle3"),
-        ("draft-simple", None, "draft-simple needs the draft's model: add --draft PATH"),
-        ("draft-eagle3", None, "draft-eagle3 needs the draft's model"),
-        ("draft-mtp", "gone.gguf", "gone.gguf: no such file"),
+        ("llama", "draft-magic", "", "'draft-magic' is no kind of driver; kinds are draft-mtp, draft-eagle3"),
+        ("llama", "draft-simple", "", "draft-simple needs the draft's model: add --draft"),
+        ("qwen35", "draft-eagle3", "", "draft-eagle3 needs the draft's model"),
+        ("qwen35", "draft-mtp", "gone.gguf", "gone.gguf: no such file"),
+        ("llama", "draft-mtp", "", "llama has no NextN layers (llama.nextn_predict_layers), and draft-mtp drafts with"),
+        ("mamba2", "draft-mtp", "", "mamba2 has no NextN layers"),
+        ("qwen35", "draft-mtp", "llama", "llama-v1-s0.gguf has no NextN layers"),
+        ("llama", "draft-simple", "llama", "llama and llama-v1-s0.gguf has none (no_vocab)"),
+        ("llama-words", "draft-simple", "llama", "and llama-v1-s0.gguf has none (no_vocab)"),
+        ("qwen35", "draft-eagle3", "llama", "llama-v1-s0.gguf is llama, draft-eagle3 needs an eagle3 model"),
+        ("llama", "ngram-mod", "llama", "ngram-mod drafts from the text alone and has no use for a --draft"),
+        ("llama", "draft-simple", __file__, "test_driver_models.py cannot be read as a GGUF file"),
     ],
 )
-def test_what_no_driver_can_be_made_of(kind: str, draft: str | None, says: str) -> None:
+def test_what_no_driver_can_be_made_of(name: str, kind: str, draft: str, says: str) -> None:
+    path = Path(model(draft).path if draft in recipes.names() else draft) if draft else None
     with pytest.raises(BadModel) as e:
-        with_driver(model(), kind, Path(draft) if draft else None, NO_SHIM)
+        with_driver(model(name), kind, path)
     assert says in str(e.value)
 
 
+@pytest.mark.parametrize("name", [p.name for p in pairs.all_pairs()])
+def test_every_pair_fits(name: str, folder: Path) -> None:
+    m = from_pair(pairs.get(name), folder)
+    assert m.driver is not None
+    found = with_driver(model(pairs.get(name).target), m.driver.kind, Path(m.draft) if m.draft else None)
+    assert (found.n_rs, found.draft) == (m.n_rs, m.draft)
+
+
 def test_the_implementation_in_python_is_draft_mtp_only() -> None:
-    mtp = with_driver(model(), "draft-mtp", None, NO_SHIM)
+    mtp = with_driver(model(), "draft-mtp", None)
     assert with_impl(mtp, "native") is mtp
     other = with_impl(mtp, "reference")
     assert other.driver == DriverParams(kind="draft-mtp", impl="reference")
     assert with_impl(other, "native") == mtp
     assert with_impl(model(), "reference") == model(), "there is no driver"
-    ngram = with_driver(model(), "ngram-mod", None, NO_SHIM)
+    ngram = with_driver(model(), "ngram-mod", None)
     assert with_impl(ngram, "native") is ngram
     with pytest.raises(BadModel, match="the driver in Python is draft-mtp, not ngram-mod"):
         with_impl(ngram, "reference")

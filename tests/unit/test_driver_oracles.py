@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -26,8 +26,9 @@ from oracles.ledger import Ledger, Moment
 from oracles.lines import DraftClaim, Drive, Given, Line
 from oracles.registry import ORACLES, by_name, for_program
 from oracles.verdict import Violation
-from subjects.driving import mangled
+from subjects.driving import aim, mangled
 from subjects.scenario import (
+    PARTIAL,
     Accept,
     AnyOp,
     Begin,
@@ -422,29 +423,48 @@ def test_a_driver_that_says_that_it_is_not_right_after_a_cut_is_no_finding() -> 
 
 def test_a_driver_that_fails_says_nothing_of_drafts() -> None:
     found = driver_judge("dense", driver=Fails).judge(program(feed(8), ask()), fault="x")
-    assert found.violations == []
+    assert [v.key for v in found.violations] == ["agreement:failed"]
     assert "a decode failed" in found.unknown
 
 
 # --- malformed states -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["empty", "short", "long", "magic", "width", "negative", "huge", "other"])
-def test_each_mangling_is_a_state_that_get_state_never_gave(how: Mangling) -> None:
-    blob = bytes(range(1, 101))
-    bad = mangled(blob, how)
+MADE = {"RDMT": b"RDMT", "SPCS": b"SPCS", "of no known format": b"\1\2\3\4"}
+
+
+@pytest.mark.parametrize("at", [0, 3, 7, 9])
+@pytest.mark.parametrize("how", get_args(Mangling))
+@pytest.mark.parametrize("begins", MADE)
+def test_each_mangling_is_a_state_that_get_state_never_gave(begins: str, how: Mangling, at: int) -> None:
+    blob = MADE[begins] + bytes(range(5, 101))
+    headed = begins.isupper()
+    bad = mangled(blob, how, at)
     assert bad != blob
-    assert mangled(blob, how) == bad
-    sizes = {"empty": 0, "short": 99, "long": 104, "width": 48, "other": 68}
+    sizes = {"empty": 0, "short": 99, "long": 104, "width": 48, "model": 100 if headed else 196}
     assert len(bad) == sizes.get(how, 100)
+    changed = {i // 4 for i, (a, b) in enumerate(zip(blob, bad, strict=False)) if a != b}
+    word = aim(blob, how, at)
     if how in ("magic", "negative", "huge"):
-        assert bad[4:] == blob[4:]
-    if how in ("short", "width"):
-        assert blob.startswith(bad)
-    if how == "negative":
-        assert int.from_bytes(bad[:4], "little", signed=True) == -1
-    if how == "huge":
-        assert int.from_bytes(bad[:4], "little", signed=True) == 2**31 - 1
+        assert changed == {word} == {at % 8 if headed else 0}
+        was, now = (int.from_bytes(x[4 * word : 4 * word + 4], "little", signed=True) for x in (blob, bad))
+        assert now == {"magic": was - 2**31, "negative": -2, "huge": 2**31 - 1}[how]
+    elif how == "other":
+        assert (changed, word, bad[:4]) == ({0}, 0, b"RDRF")
+    elif how == "model" and headed:
+        assert changed == {word} == {3}
+    else:
+        assert (changed, word) == (set(), -1)
+
+
+@pytest.mark.parametrize("how", get_args(Mangling))
+def test_what_is_too_short_for_a_header_can_be_mangled(how: Mangling) -> None:
+    for blob in (b"", b"R", b"RDMT", b"RDMT\1\0"):
+        assert mangled(blob, how, 7) == mangled(blob, how, 7)
+
+
+@pytest.mark.parametrize("how", get_args(Mangling))
+def test_a_driver_that_refuses_a_malformed_state_is_right(how: Mangling) -> None:
     found = driver_judge("dense").judge(
         program(
             feed(8), Checkpoint(seq=0, slot=0), Mangle(slot=0, how=how), Rewind(seq=0, slot=0, parts=("driver",)), ask()
@@ -452,6 +472,13 @@ def test_each_mangling_is_a_state_that_get_state_never_gave(how: Mangling) -> No
     )
     assert found.violations == []
     assert next(v for v in found.verdicts if v.oracle == "driver_state").compared == 1
+
+
+def test_a_malformed_state_stays_the_one_that_it_is() -> None:
+    """Flipped twice it would be right again."""
+    flip = Mangle(slot=0, how="magic")
+    trace = run(program(feed(8), Checkpoint(seq=0, slot=0), flip, flip, Checkpoint(seq=0, slot=0), flip))
+    assert [bool(s.skipped) for s in trace.steps] == [False, False, False, True, False, False]
 
 
 def test_what_goes_wrong_later_is_not_the_malformed_states_fault() -> None:
@@ -494,7 +521,7 @@ def by_hand(
         Given(np.zeros(8, np.float32), np.zeros((1, 64), np.float32)), n, n,
     )  # fmt: skip
     h = Held(claim, row, 0.1, 9.0, 0.1, 1.0, 0, 50.0, (2,), False, 1)
-    return Account(ledger, driven=Driven(Drive(), MTP, [h])), h
+    return Account(ledger, driven=Driven(Drive(), MTP, True, [h])), h
 
 
 @pytest.mark.parametrize(
@@ -603,6 +630,11 @@ def fed(kind: str = "draft-mtp", **more: Any) -> DriverTape:
     return DriverTape(kind, **more).decode((0, (5, 6, 7)))
 
 
+def foreign(**more: Any) -> DriverTape:
+    """A partial state put onto a sequence that does not hold what it leaves out."""
+    return fed().checkpoint(0, flags=PARTIAL).rewind(1, **more)
+
+
 def test_both_memories_name_the_same_positions() -> None:
     assert agreement(fed().propose((0, 1, (2,))).verify((0, 1))) == []
     assert agreement(fed().decode((0, (1,)), pos={0: (0, 2)})) == ["agreement:target"]
@@ -615,21 +647,26 @@ def test_both_memories_name_the_same_positions() -> None:
     assert agreement(fed("draft-mtp", shares=True).decode((0, (1,)))) == []
     assert agreement(fed("ngram-mod").decode((0, (1,)))) == []
     # nothing is asked of what is undefined, nor of a draft memory that was not put back
-    assert agreement(fed().decode((0, (1,)), rc=1, pos={0: (0, 9)})) == []
+    assert agreement(foreign(pos={1: (0, 9)})) == []
     assert agreement(fed().checkpoint(0).rewind(1, parts=("target", "driver"), draft_pos={1: (-1, -1)})) == []
 
 
 def test_a_refused_removal_behind_a_draft() -> None:
     assert agreement(fed().propose((0, 1, (2,)), rc=0)) == ["agreement:refused"]
-    assert agreement(fed().decode((0, (1,)), rc=1).propose((0, 1, (2,)), rc=0)) == []
+    assert agreement(foreign().propose((1, 1, (2,)), rc=0)) == []
+
+
+def test_what_must_be_taken_and_is_not() -> None:
+    assert agreement(fed().decode((0, (1,)), rc=1)) == ["agreement:failed"]
+    assert agreement(fed().checkpoint(0).rewind(0, rc=0)) == ["agreement:refused"]
+    assert agreement(fed().rm(0, rc=0)) == ["agreement:refused"]
+    assert agreement(fed().propose((0, 1, (2, 3))).verify((0, 0), value=0)) == ["agreement:refused"]
+    assert agreement(foreign(rc=0)) == [], "nobody promises that it fits"
 
 
 def test_each_round_makes_progress() -> None:
-    tape = fed().propose((0, 1, (2, 3))).verify((0, 0))
-    assert agreement(tape) == []
-    account = tape.account()
-    account.ledger.moments[-1].before[0] = account.ledger.moments[-1].after[0]
-    assert [v.key for v in by_name("agreement").judge(account).violations] == ["agreement:progress"]
+    assert agreement(fed().propose((0, 1, (2, 3))).verify((0, 0))) == []
+    assert agreement(fed().propose((0, 1, (2, 3))).verify((0, 0), pos={0: (0, 2)})) == ["agreement:progress"]
 
 
 # --- greedy -----------------------------------------------------------------------------------------------------------

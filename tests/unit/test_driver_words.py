@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from fuzz.repro import words
-from fuzz.repro.driver_pieces import MANGLE
+from fuzz.repro.driver_pieces import mangle
 from fuzz.repro.driver_words import driver_text
 from fuzz.repro.phrases import count, listed, ordinal
 from subjects.scenario import (
@@ -156,7 +156,15 @@ def test_what_was_skipped() -> None:
 def test_every_operation_has_words() -> None:
     for how in get_args(Mangling):
         assert words.describe(Mangle(slot=4, how=how), Step(op=0)).find("slot 4") > 0
-        assert "slot4.spec" in MANGLE[how].format(s="slot4.spec")
+        for word in range(-1, 8):
+            assert "slot4.spec" in mangle(how, word, "slot4.spec")
+    said = words.describe(Mangle(slot=4, how="negative", at=15), step(args=[4, 7]))
+    assert said == "set 32-bit number 7 in the driver's part of slot 4 to -2", "which one it became"
+    assert mangle("negative", 7, "x") == "x.at(28) = 0xfe;\nstd::fill_n(x.begin() + 28 + 1, 3, 0xff);"
+    assert mangle("magic", 2, "x") == "x.at(11) ^= 0x80;"
+    assert mangle("model", 3, "x") == "x.at(12) ^= 1;"
+    assert "the model's" in words.describe(Mangle(slot=4, how="model"), step(args=[4, 3]))
+    assert "twice as wide" in words.describe(Mangle(slot=4, how="model"), step(args=[4, -1]))
     made: dict[str, Op] = {
         "Propose": Propose(seqs=(0,)),
         "Verify": Verify(seqs=(0,)),

@@ -23,7 +23,6 @@ def test_what_is_said_is_consistent(name: str) -> None:
     own = pair.draft is None
     assert own or recipes.get(pair.draft or "").role == "driver"
     assert pair.has_draft_context or (own and not pair.shares_memory and not pair.lag)
-    assert pair.mtp == bool(pair.n_heads)
     assert pair.rolls_back == target.rollback
     assert pair.n_rs_seq in (0, pair.n_max)
     assert not pair.offers_state or pair.keeps_hidden_state

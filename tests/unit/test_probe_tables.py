@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +257,7 @@ def test_header_of_what_is_no_model(tmp_path: Path) -> None:
 CHILD = """
 import os, sys, time
 import msgspec
+from collections.abc import Iterator
 from pathlib import Path
 from fuzz.probe.measure import Order, Run, Said, run_file
 order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
@@ -266,7 +269,7 @@ if order.route == "file":
     say("unfit", text="no")
     sys.exit()
 for position, arm in order.todo:
-    say("begin", position, arm)
+    say("begin", position, arm, order.route)
     if order.route == "device" and (position, arm) == (34, "restored"):
         sys.stderr.write("/x/y.cpp:12: GGML_ASSERT(z) failed\\n")
         sys.stderr.flush()
@@ -298,12 +301,12 @@ def plan() -> Plan:
     )
 
 
-def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *routes: str, patience: float = 20.0) -> dict[Any, Any]:
+def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *routes: str) -> dict[Any, Any]:
     child = tmp_path / "child.py"
     child.write_text(CHILD, "utf-8")
     monkeypatch.setattr(table, "COMMAND", [sys.executable, str(child)])
     done: list[int] = []
-    found = probe(plan(), [34, 35], routes, {"driver": "draft-mtp"}, lambda what, n: done.append(n), patience)
+    found = probe(plan(), [34, 35], routes, {"driver": "draft-mtp"}, lambda what, n: done.append(n))
     assert sum(done) == table.count(plan(), [34, 35], routes)
     return {
         **{(c.position, c.state): (c.outcome, c.why) for c in found.cells},
@@ -330,10 +333,30 @@ def test_a_second_crash_ends_the_route(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_hang_a_refusal_and_a_route_that_does_not_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hung = outcomes(tmp_path, monkeypatch, "rollback", patience=1.0)
+    lines = table._lines
+
+    def impatient(fd: int, patience: float) -> Iterator[bytes | None]:
+        """As if patience had ended at once behind the beginning of a run that hangs."""
+        for line in lines(fd, patience):
+            yield line
+            if line and b'"rollback"' in line:
+                yield None
+                return
+
+    monkeypatch.setattr(table, "_lines", impatient)
+    hung = outcomes(tmp_path, monkeypatch, "rollback")
     assert hung[34, "left out"][0] == "hung" and hung[35, "restored"][0] == "left out"
     assert set(outcomes(tmp_path, monkeypatch, "replay").values()) == {("failed", "refused")}
     assert outcomes(tmp_path, monkeypatch, "file") == {"file": "no"}
+
+
+def test_silence_ends_patience() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"one\ntwo")
+    assert list(table._lines(reading, 0.0)) == [b"one", None]
+    os.close(writing)
+    assert list(table._lines(reading, 0.0)) == []
+    os.close(reading)
 
 
 def test_without_runs_to_compare_with_there_is_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -373,6 +373,21 @@ def test_a_drivers_parameters_become_the_defaults_one_by_one() -> None:
     assert long.scenario.driver == msgspec.structs.replace(plain, n_max=3)
 
 
+def test_drafts_of_an_ngram_kind_become_shorter_with_what_their_callers_are_told() -> None:
+    for kind, n in (("ngram-mod", 4), ("ngram-cache", 8)):
+        driver = DriverParams(kind=kind, n_max=n)  # type: ignore[arg-type]
+        shorter = [s.driver for s in candidates(msgspec.structs.replace(DRIVEN, driver=driver)) if s.driver != driver]
+        assert all(d is not None and d.n_max == d.ngram_m for d in shorter)
+        assert {d.n_max for d in shorter if d is not None} == ({1, 2, 3} if kind == "ngram-mod" else set())
+
+
+def test_of_a_malformed_state_the_first_number_is_the_simplest() -> None:
+    mangle = Mangle(slot=0, how="huge", at=6)
+    s = msgspec.structs.replace(DRIVEN, ops=(mangle,))
+    assert reduce(s, has(Mangle)).scenario.ops == (Mangle(slot=0, how="huge"),)
+    assert reduce(s, has(Mangle, at=6)).scenario.ops == (mangle,)
+
+
 @pytest.mark.parametrize(
     ("holds", "ops"),
     [

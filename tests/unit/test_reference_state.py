@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import struct
+from typing import get_args
 
 import pytest
 
 from subjects.drivers.reference import HEADER, LEAVE_OUT, MAGIC, BadState, State, pack, unpack
+from subjects.driving import HEADERS, mangled
+from subjects.scenario import Mangling
 
-WIDTH, MODEL = 8, 0xFEDCBA98
+WIDTH, MODEL, N_CTX = 8, 0xFEDCBA98, 8192
 ROW = bytes(range(4 * WIDTH))
 STATES = {
     "fresh": State(bytes(4 * WIDTH)),
     "one row": State(ROW, 19, ROW, 19, False),
     "accepted": State(ROW, 20, ROW[::-1] + ROW + ROW, 19, True),
-    "many rows": State(ROW, 2**20, ROW * 5000, 7, True),
+    "many rows": State(ROW, N_CTX - 1, ROW * 5000, 7, True),
     "not finite": State(struct.pack("<8f", *[float("nan"), float("inf")] * 4), 3),
 }
 GOOD = pack(STATES["accepted"], MODEL)
@@ -29,12 +32,13 @@ def with_field(i: int, value: int) -> bytes:
 
 @pytest.mark.parametrize("name", STATES)
 def test_states_come_back(name: str) -> None:
-    assert unpack(pack(STATES[name], MODEL), MODEL, WIDTH) == STATES[name]
+    assert unpack(pack(STATES[name], MODEL), MODEL, WIDTH, N_CTX) == STATES[name]
 
 
 def test_the_layout_is_fixed() -> None:
     head = MAGIC + struct.pack("<4I3i", 1, WIDTH, MODEL, 1, 20, 19, 3)
     assert head + ROW + ROW[::-1] + ROW + ROW == GOOD
+    assert 4 * HEADERS[MAGIC] == HEADER.size
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,10 @@ def test_the_layout_is_fixed() -> None:
         (with_field(4, 2), "flag 2"),
         (with_field(5, -2), "pending position -2"),
         (with_field(6, -2), "from position -2"),
+        (with_field(5, N_CTX), "position 8192 in a context of 8192"),
+        (with_field(5, 2**31 - 1), "position 2147483647 in a context"),
+        (with_field(6, 2**31 - 1), "position 2147483649 in a context"),
+        (with_field(6, N_CTX - 2), "position 8192 in a context"),
         (with_field(7, -1), "-1 rows"),
         (with_field(7, -(2**31)), "-2147483648 rows"),
         (with_field(7, 2**31 - 1), "for 2147483647 verification rows"),
@@ -64,13 +72,24 @@ def test_the_layout_is_fixed() -> None:
 )
 def test_anything_else_is_refused(blob: bytes, says: str) -> None:
     with pytest.raises(BadState, match=says):
-        unpack(blob, MODEL, WIDTH)
+        unpack(blob, MODEL, WIDTH, N_CTX)
+
+
+@pytest.mark.parametrize("at", range(8))
+@pytest.mark.parametrize("how", get_args(Mangling))
+@pytest.mark.parametrize("name", STATES)
+def test_every_malformed_state_of_a_campaign_is_refused(name: str, how: Mangling, at: int) -> None:
+    blob = pack(STATES[name], MODEL)
+    bad = mangled(blob, how, at)
+    assert bad != blob
+    with pytest.raises(BadState):
+        unpack(bad, MODEL, WIDTH, N_CTX)
 
 
 def test_no_prefix_and_no_extension_is_a_state() -> None:
     for n in range(len(GOOD)):
         with pytest.raises(BadState):
-            unpack(GOOD[:n], MODEL, WIDTH)
+            unpack(GOOD[:n], MODEL, WIDTH, N_CTX)
 
 
 def test_switches_have_names_of_their_own() -> None:

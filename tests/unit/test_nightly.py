@@ -1,0 +1,97 @@
+"""The long run, with `redraft` replaced: what its documents and exit codes are made into."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fuzz import nightly
+from fuzz.drivers.avoid import DRIVER_AVOIDANCES
+from fuzz.known import KnownFault, load_all
+
+KNOWN = load_all()
+OF_DRIVERS = [k for k in KNOWN if k.avoidance in DRIVER_AVOIDANCES]
+COUNTS = {"scenarios": 9, "per_second": 1.0, "unknown": 0, "unreproduced": 0, "memory_kb": {}}
+
+
+def finding(known: str | None) -> dict[str, Any]:
+    return {"signature": "s", "title": "t", "operations": 1, "reproduced": [3, 3], "path": "p", "known": known}
+
+
+class Fake(nightly.Run):
+    """`found`: what each part's campaign finds, by the part's name."""
+
+    def __init__(self, out: Path, minutes: float, found: dict[str, list[str | None]], known: list[KnownFault] = KNOWN):
+        args = argparse.Namespace(minutes=minutes, seed=1, jobs=None, build=None)
+        super().__init__(args, out, known, Console(file=io.StringIO()))
+        self.found = found
+        self.calls: dict[str, list[str]] = {}
+
+    def call(self, name: str, arguments: list[str]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        self.calls[name] = arguments
+        new = self.found.get(name, [])
+        part = {"name": name, "exit": int(None in new), "seconds": 1.0, "text": ""}
+        self.parts.append(part)
+        return part, {**COUNTS, "findings": [finding(k) for k in new]} | {"results": []}
+
+    def replay(self) -> None:
+        self.parts.append({"name": "replay", "exit": 0, "seconds": 0.0, "text": ""})
+
+
+def run(out: Path, minutes: float = 60, **found: list[str | None]) -> Fake:
+    r = Fake(out, minutes, {name.replace("_", "-"): f for name, f in found.items()})
+    r.all()
+    return r
+
+
+EVERYTHING: dict[str, list[str | None]] = {
+    "canary": [None],
+    "canary_driver": [None],
+    "never": [k.name for k in KNOWN if k not in OF_DRIVERS],
+    "drivers_never": [k.name for k in OF_DRIVERS],
+}
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    r = run(tmp_path, **EVERYTHING)
+    assert r.exit_code() == 0
+    assert [p["name"] for p in r.parts] == [
+        "replay", "canary", "canary-driver", "avoid", "never", "drivers", "drivers-never",
+    ]  # fmt: skip
+    assert not [c for c in r.cases if c["state"] != nightly.PASSED]
+    planted = r.calls["canary-driver"]
+    assert planted[planted.index("--driver") + 1] == "llama-simple"
+    assert planted[planted.index("--plant") + 1] == "logits-drift"
+    assert planted[planted.index("--avoid") + 1] == "always"
+
+
+@pytest.mark.parametrize("name", ["canary", "canary_driver"])
+@pytest.mark.parametrize("instead", [[], [OF_DRIVERS[0].name]])
+def test_a_canary_that_is_not_found_is_exit_2(tmp_path: Path, name: str, instead: list[str | None]) -> None:
+    r = run(tmp_path, **{**EVERYTHING, name: instead})
+    assert r.exit_code() == 2
+    (case,) = [c for c in r.cases if c["state"] == nightly.FAILED]
+    assert case["name"] == f"{name.replace('_', '-')}-found"
+
+
+@pytest.mark.parametrize(
+    ("minutes", "part", "state"),
+    [
+        (29, "never", nightly.SKIPPED),
+        (30, "never", nightly.FAILED),
+        (119, "drivers_never", nightly.SKIPPED),
+        (120, "drivers_never", nightly.FAILED),
+    ],
+)
+def test_a_known_fault_that_is_missed_is_news_of_a_long_run_only(
+    tmp_path: Path, minutes: float, part: str, state: str
+) -> None:
+    gone, *rest = EVERYTHING[part]
+    r = run(tmp_path, minutes, **{**EVERYTHING, part: rest})
+    assert [(c["name"], c["state"]) for c in r.cases if c["state"] != nightly.PASSED] == [(gone, state)]
+    assert r.exit_code() == (1 if state == nightly.FAILED else 0)
