@@ -120,6 +120,10 @@ class Bands:
         # "split" always counts: which rows are output, and where a cut history ends, already changes kernels
         return max([floor, *(SAFETY * seen.get(k, 0.0) for k in {"split", *kinds})])
 
+    def share(self, params: ContextParams, kinds: Iterable[str]) -> float:
+        """The same as a share of the rows' size, for what is made of them elsewhere."""
+        return self.band(params, kinds) / (self.measured(params).scale or 1.0)
+
     def _save(self) -> None:
         if self._file is None:
             return

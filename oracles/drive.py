@@ -11,7 +11,7 @@ import hashlib
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,9 +34,15 @@ from subjects.scenario import (
     Verify,
     token,
 )
-from subjects.trace import Trace
+from subjects.trace import Floats, Trace
 
 Run = Callable[[Sequence[Scenario]], list[Trace]]
+Noise = Callable[[ContextParams, Iterable[str]], float]
+"""`oracles.band.Bands.share`"""
+
+# Where honest runs differ by this share of what they show, the drivers that the band is measured with are wrong
+# themselves: nothing can be told with them, which must be said instead of being called honest.
+HOPELESS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +235,8 @@ class DriverBands:
                 self._stored = {}  # written by another version: measure again
 
     def band(self, params: ContextParams, driver: DriverParams, *, apart: bool) -> Bands | None:
-        """For the subject's parameters; None where no honest run worked. Measured on first use, then remembered.
+        """For the subject's parameters; None where no honest run worked, or where they differ hopelessly. Measured on
+        first use, then remembered.
 
         Whether a driver works `apart` follows from model and driver, so it is no part of what is remembered.
         """
@@ -286,7 +293,7 @@ class DriverBands:
             if n and (whole or not apart):
                 logits = max(logits, float(np.abs(c.given.logits[:n] - b.given.logits[:n]).max()))
                 scale = max(scale, float(np.abs(b.given.logits[:n]).max()))
-        if not runs:
+        if not runs or SAFETY * max(rows.values()) > row_scale * HOPELESS or SAFETY * logits > scale * HOPELESS:
             return None
         wider = max(1.0, rows[False] / max(rows[True], float(np.finfo(np.float32).eps) * max(row_scale, 1.0)))
         row = max(SAFETY * max(rows.values()), floor * row_scale)
@@ -325,8 +332,11 @@ def hold(
     params: Sequence[ContextParams],
     references: DriverReferences,
     bands: DriverBands,
+    noise: Noise,
 ) -> None:
-    """Hold every claim against its reference. `params`: of the context in force, claim by claim."""
+    """Hold every claim against its reference. `params`: of the context in force, claim by claim. What the target's own
+    rows may differ by (`noise`), rows taken from it and drafts made of these may too.
+    """
     claims = driven.drive.claims
     lasts = {c.line.tokens: c.last for c in claims if c.last >= 0}
     keys: list[Key | None] = []
@@ -350,7 +360,16 @@ def hold(
         if band is None:
             driven.unjudged.append("no band could be measured")
             continue
+        if ref is not None:
+            share = noise(p, c.line.history.kinds)
+            band = Bands(
+                max(band.row, share * _size(ref.given.hidden)), max(band.logits, share * _size(ref.given.logits))
+            )
         driven.held.append(_held(c, ref, band, driven.driver))
+
+
+def _size(numbers: Floats | None) -> float:
+    return 0.0 if numbers is None else float(np.abs(numbers).max(initial=0.0))
 
 
 def _with_last(c: DraftClaim, last: int) -> DraftClaim:

@@ -82,10 +82,21 @@ def owner(account: Account, held: Held) -> Owner:
         return "driver_contract" if op.lo.at != "open" else "drafting"
     if isinstance(op, Accept):
         ops = account.ledger.scenario.ops
-        return "verify_rows" if any(isinstance(ops[i], Rewind) for i in line.shaped) else "round_drafts"
+        while_open = [i for i in line.shaped if isinstance(ops[i], Rewind) and i > line.opened]
+        return "verify_rows" if while_open else "round_drafts"
     if isinstance(op, Rewind):
-        return "pending_row" if held.row_wrong else "redraft"
+        if not held.row_wrong:
+            return "redraft"
+        # a row that was processed since is none of the checkpoint's
+        return "pending_row" if as_put_back(account, held) else "drafting"
     return "round_drafts" if isinstance(op, Verify) else "drafting"
+
+
+def as_put_back(account: Account, held: Held) -> bool:
+    """Nothing was processed since the last restore."""
+    c, found = held.claim, shaper(account, held)
+    after = next((m.after.get(c.seq) for m in account.ledger.moments if found and m.step.op == found[0]), None)
+    return getattr(after, "length", -1) == c.line.history.length
 
 
 def params_at(account: Account, step: int) -> ContextParams:
@@ -118,7 +129,7 @@ def put_back(account: Account, held: Held) -> str:
     """What the last restore put back, in words."""
     found = shaper(account, held)
     parts = found[1].parts if found and isinstance(found[1], Rewind) else ()
-    return " and ".join(parts) or "nothing"
+    return f"{', '.join(parts) or 'nothing'} of the checkpoint"
 
 
 def what(held: Held) -> Literal["row", "tokens", "logits"]:

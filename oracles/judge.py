@@ -157,7 +157,7 @@ class Judge:
         apart = ledger.scenario.driver.kind in CARRIES and not ledger.trace.facts[0].draft_shares
         account.driven = Driven(drive, ledger.scenario.driver, apart)
         params = [ledger.moments[c.step].params for c in drive.claims]
-        hold(account.driven, ledger.scenario, params, self.driver_references, self.driver_bands)
+        hold(account.driven, ledger.scenario, params, self.driver_references, self.driver_bands, self.bands.share)
 
     def _settle(self, account: Account) -> None:
         """Hold ambiguous rows against their twins: with equal batches an honest library differs by next to nothing."""

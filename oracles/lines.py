@@ -461,8 +461,13 @@ class _Fold:
         rolled = k < len(line.proposed)
         was = replace(line, history=cut(line.history, line.open))
         unoffered, shaped = line.unoffered, line.shaped
+        restored = any(isinstance(self.ledger.scenario.ops[i], Rewind) and i > line.opened for i in shaped)
         self._taken(op.seq, was, k, m, rolled=rolled)
-        after = replace(self.lines[op.seq], open=-1, proposed=None, shaped=(*shaped, m.step.op), unoffered=unoffered)
+        if rolled or restored:  # with all of it taken nothing is taken back
+            shaped = (*shaped, m.step.op)
+        after = replace(self.lines[op.seq], open=-1, proposed=None, shaped=shaped, unoffered=unoffered)
+        if self.kind in CARRIES and line.carry != line.tokens:
+            after = replace(after, undefined="the driver was put back without the rows of its open verification")
         if (
             rolled
             and (self.facts.recurrent or self.facts.hybrid)
@@ -517,6 +522,8 @@ class _Fold:
         if kept.flags & PARTIAL and "draft" in op.parts and (line.draft or ())[: len(want)] != want:
             draft = None  # what a partial state of the draft leaves out is not there
         alone = self.facts.draft_shares or self.kind in LEARNS  # there is no memory of a draft
+        # what is there to be put back at all
+        there = {"target", *([] if alone else ["draft"]), *(["driver"] if kept.offered or kept.mangled else [])}
         everything = "target" in op.parts and ("draft" in op.parts or alone)
         carry = line.carry
         unoffered = False
@@ -545,7 +552,7 @@ class _Fold:
             undefined=undefined,
             seeded=seeded,
             last=last,
-            shaped=(*line.shaped, *([] if not set(op.parts) else [m.step.op])),
+            shaped=(*line.shaped, *([m.step.op] if there & set(op.parts) else [])),
             unoffered=unoffered,
         )
         self.lines[op.seq] = self._window(self.lines[op.seq], op.seq, m.step)  # a part that stays was only cut

@@ -35,7 +35,6 @@ class PendingRow(DraftOracle):
             held,
             key="pending_row",
             clause="rewind.state",
-            because=f"Put back were {put_back(account, held)}, and the rest stood there already, so when "
-            f"{where(account, held)}, its hidden row "
-            f"must be that of the checkpoint; but {seen(held)}.",
+            because=f"Put back: {put_back(account, held)}; the rest stood there already. So when "
+            f"{where(account, held)}, its hidden row must be that of the checkpoint; but {seen(held)}.",
         )

@@ -35,7 +35,6 @@ class Redraft(DraftOracle):
             held,
             key=f"redraft:{what(held)}",
             clause="rewind.state",
-            because=f"Put back were {put_back(account, held)}, and the rest stood there already, so when "
-            f"{where(account, held)}, it must draft "
-            f"as it did at the checkpoint; but {seen(held)}.",
+            because=f"Put back: {put_back(account, held)}; the rest stood there already. So when "
+            f"{where(account, held)}, it must draft as a driver does that never left; but {seen(held)}.",
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fuzz.drivers.state import Rounds, broken
+from fuzz.drivers.state import Rounds, Seq, broken
 from fuzz.traits import Traits
 from subjects.scenario import AnyOp, Begin, Decode, Mangle, Propose, Rewind, Scenario, SeqRm, Verify
 
@@ -60,19 +60,23 @@ def _mangled(_: Rounds, op: AnyOp) -> bool:
     return isinstance(op, Mangle)
 
 
+def _undrafted_rows(state: Rounds, op: AnyOp) -> list[Seq]:
+    """eagle3: sequences whose tokens are processed behind others without a draft in between, as the draft's memory
+    stands: it may have been put back behind a draft."""
+    if state.driver.kind != "draft-eagle3" or not isinstance(op, Decode | Verify):
+        return []
+    seqs = [p.seq for p in op.parts] if isinstance(op, Decode) else op.seqs
+    return [s for s in (state.seqs[i] for i in seqs) if s.lo and not s.seeded and not s.open]
+
+
 def _bridge(state: Rounds, op: AnyOp) -> bool:
-    """eagle3: tokens are processed behind others without a draft in between, so that a row waits for them."""
-    if state.driver.kind != "draft-eagle3" or not isinstance(op, Decode):
-        return False
-    mine = [state.seqs[p.seq] for p in op.parts]
-    return any(s.lo and not s.seeded and not s.partial for s in mine)
+    """eagle3: a row waits for the tokens that are processed."""
+    return any(not s.partial for s in _undrafted_rows(state, op))
 
 
 def _undrafted(state: Rounds, op: AnyOp) -> bool:
     """eagle3: tokens are processed behind a partial acceptance without a draft in between."""
-    if state.driver.kind != "draft-eagle3" or not isinstance(op, Decode):
-        return False
-    return any(state.seqs[p.seq].partial and not state.seqs[p.seq].seeded for p in op.parts)
+    return any(s.partial for s in _undrafted_rows(state, op))
 
 
 def _backend(state: Rounds, op: AnyOp) -> bool:

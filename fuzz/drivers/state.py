@@ -129,9 +129,10 @@ class Rounds:
                 slot = self.slots[op.slot]
                 here = (slot.seq, slot.epoch) == (op.seq, self.epoch)
                 moved = replace(slot.state, shrunk=True, proposed=slot.state.proposed and here)
-                s = moved if "target" in op.parts else self.seqs[op.seq]
-                if "draft" in op.parts:
-                    s = replace(s, seeded=slot.state.seeded, partial=slot.state.partial)
+                was = self.seqs[op.seq]
+                s = moved if "target" in op.parts else was
+                memory = slot.state if "draft" in op.parts else was
+                s = replace(s, seeded=memory.seeded, partial=memory.partial)
                 self._touch(op.seq, s)
             case Mangle():
                 self.slots[op.slot] = replace(self.slots[op.slot], mangled=True)

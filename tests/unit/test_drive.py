@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from driver_fakes import DriverTape, driver_judge, run
+from driver_fakes import DriverTape, IdealDriver, driver_judge, run
 from fakes import MODEL
 
 from oracles.band import FAR
@@ -174,11 +174,25 @@ def test_a_row_at_another_place_is_wrong_whatever_it_is() -> None:
     assert not held().misplaced
 
 
+class Unsteady(IdealDriver):
+    """A token is paired with what its batch began with."""
+
+    def before(self, seq: int, pos: int) -> bytes:
+        return self.rows[seq].get(self.began[seq], bytes(4 * 8))
+
+
 # --- claims against references ----------------------------------------------------------------------------------------
 
 
 def judged(
-    subject: Clean, reference: Clean | None, *, n_max: int = -1, last: int = 7, band: float = BAND, **driver: object
+    subject: Clean,
+    reference: Clean | None,
+    *,
+    n_max: int = -1,
+    last: int = 7,
+    band: float = BAND,
+    noise: float = 0.0,
+    **driver: object,
 ) -> Held | str:
     """One claim of what `subject` shows, held against a reference."""
     d = DriverParams(**{"kind": "draft-mtp", **driver})  # type: ignore[arg-type]
@@ -205,6 +219,7 @@ def judged(
         [P],
         References(MODEL, lambda _: []),
         Measured(MODEL, lambda _: [], 64, "b", None),
+        lambda _, __: noise,
     )
     if account.driven.unjudged:
         assert not account.driven.held
@@ -301,6 +316,26 @@ def test_a_draft_of_another_length_is_wrong_unless_its_probability_hangs() -> No
     assert longer.tokens_wrong, "the asked length is a limit"
 
 
+def test_what_the_target_itself_may_differ_by_is_honest() -> None:
+    """Seen with gemma4: a row is the target's, and in a shared cache its rows moved further than a solo's."""
+    clean_, other = ref((1, 90.0), hidden=3.0), ref((1, 90.0), hidden=3.0 + 0.3 * FAR)
+    h = judged(other, clean_)
+    assert isinstance(h, Held)
+    assert h.row_wrong
+    h = judged(other, clean_, noise=0.11)
+    assert isinstance(h, Held)
+    assert (h.row_wrong, h.row_band, h.band) == (False, pytest.approx(0.33), pytest.approx(9.9))
+
+
+def test_drivers_that_differ_from_themselves_give_no_band() -> None:
+    """A band as wide as what is shown would call every fault honest."""
+
+    def many(programs: object) -> list[Trace]:
+        return [run(s, driver=Unsteady) for s in programs]  # type: ignore[attr-defined]
+
+    assert DriverBands(MODEL, many, 64, "b", None).band(P, MTP, apart=True) is None
+
+
 def test_only_the_row_is_held_where_nothing_was_drafted() -> None:
     h = judged(ref((9, 5.0)), ref((1, 5.0)), last=-1)
     assert isinstance(h, Held)
@@ -337,6 +372,7 @@ def test_the_first_row_of_all_is_zeros_and_needs_no_reference() -> None:
             [P],
             DriverReferences(MODEL, lambda _: pytest.fail("a reference was run")),
             DriverBands(MODEL, lambda _: pytest.fail("a band was measured"), 64, "b", None),
+            lambda _, __: pytest.fail("nothing of the target is in it"),
         )
         (found,) = account.driven.held
         return found
