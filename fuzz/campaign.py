@@ -32,7 +32,8 @@ class CampaignError(RuntimeError):
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """What was asked; a resumed campaign must ask the same, apart from how long. driver: the driver library's name."""
+    """What was asked; a resumed campaign must ask the same, apart from how long. driver: the driver library's name,
+    drivers: the options that it was named with."""
 
     models: list[Model]
     build: str
@@ -42,6 +43,7 @@ class Plan(msgspec.Struct, kw_only=True):
     misuse: bool
     fault: str = ""
     driver: str = ""
+    drivers: list[str] = []
     variants: bool = False
 
 
@@ -173,7 +175,7 @@ def prepare(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
     asked = msgspec.json.decode(msgspec.json.encode(plan))
     if resume:
         before = stored(out)
-        changed = [k for k in asked if before.get(k) != asked[k]]
+        changed = [k for k in asked if k != "drivers" and before.get(k) != asked[k]]
         if changed:
             raise CampaignError(
                 f"the campaign in {out} was started with other values of {', '.join(changed)}; leave these out to go "

@@ -72,7 +72,7 @@ def run(build_path: Path | None, as_json: bool, llama_src: Path | None = None) -
 def examine(build_path: Path | None, llama_src: Path | None = None) -> Report:
     """Find the build, compile the shim, ask the library, and prove a restore; stops at the first thing that fails.
 
-    The drivers are no such thing: everything that needs none runs without them.
+    The drivers are no such thing, unless they were asked for: everything that needs none runs without them.
     """
     report = Report(facts={"cores": cores(), "memory_mib": memory_mib(), "cache": str(builds.cache_dir())})
     step = "build found"
@@ -86,6 +86,8 @@ def examine(build_path: Path | None, llama_src: Path | None = None) -> Report:
             "library": str(build.libllama),
             "beside it": [p.name for p in build.libraries()[1:]],
             "headers": [str(p) for p in build.include],
+            "libraries": [str(p) for p in _link_dirs(build)],
+            "sources": str(build.include[0].parent),
             "compiler": builds.compiler_line(),
         }
         report.checks += [Check(step, "ok", build.name), _age(build)]
@@ -122,10 +124,19 @@ def _drivers(build: Build, llama_src: Path | None, facts: dict[str, Any]) -> Che
         builds.check_loads(library, what="driver")
     except BadBuild as e:
         what, _, rest = str(e).partition("\n")
+        if llama_src:  # they were asked for
+            return Check(name, "FAILED", what, rest)
         return Check(name, "warning", what, f"no driver can be tested, everything else can\n{rest}".strip())
-    facts |= {"drivers": str(library), "driver_headers": str(builds.driver_sources(build, llama_src) / "common")}
+    root = builds.driver_sources(build, llama_src)
+    facts |= {"drivers": str(library), "driver_headers": str(root / "common"), "sources": str(root)}
     own = ", speculative.cpp of the checkout" if llama_src else ""
     return Check(name, "ok", f"{time.perf_counter() - started:.2f} s{own}")
+
+
+def _link_dirs(build: Build) -> list[Path]:
+    """Where a program that is linked with the build finds its libraries."""
+    common = builds.common_library(build)
+    return list(dict.fromkeys([*build.libdirs, *([common.parent] if common else [])]))
 
 
 def _age(build: Build) -> Check:
@@ -308,6 +319,9 @@ def _distance(a: tuple[float, ...], b: tuple[float, ...]) -> float:
 # For people
 
 
+_FOR_COMPILING = ("headers", "libraries", "sources", "driver_headers")
+
+
 def _print(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -318,12 +332,17 @@ def _print(report: Report) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in {**report.facts, **_for_people(report.environment)}.items():
-        if value is not None:
+        if value is not None and name not in _FOR_COMPILING:
             table.add_row(
                 Text(name.replace("_", " ")), Text(", ".join(value) if isinstance(value, list) else str(value))
             )
     console.print(table, soft_wrap=False)
     console.print()
+    if "sources" in report.facts:
+        # as the reproducers of findings take them, a line each
+        console.print(Text(f"headers: S={report.facts['sources']}"))
+        console.print(Text(f"libraries: L={':'.join(report.facts['libraries'])}"))
+        console.print()
     colours = {"ok": "green", "warning": "yellow", "FAILED": "bold red"}
     for c in report.checks:
         line = Text.assemble((f"{c.state:>7} ", colours[c.state]), c.name, (f"  {c.detail}" if c.detail else "", "dim"))
@@ -331,7 +350,7 @@ def _print(report: Report) -> None:
         for advice in c.advice.splitlines():
             console.print(Text(f"        {advice}"))
     console.print()
-    good = "This build can be tested." if report.ok else "This build cannot be tested; see FAILED above."
+    good = "This build can be tested." if report.ok else "This cannot be tested; see FAILED above."
     console.print(Text(good, "green" if report.ok else "bold red"))
 
 

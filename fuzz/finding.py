@@ -170,7 +170,7 @@ def load(folder: Path) -> Finding:
     except BadFinding:
         raise
     except OSError as e:
-        raise BadFinding(f"{folder} is not a finding: {e}") from None
+        raise BadFinding(f"{folder} is not a finding: {Path(str(e.filename)).name}: {e.strerror}") from None
     except ValueError as e:
         raise BadFinding(f"{path}: {e}") from None
     return finding

@@ -30,11 +30,13 @@ from fuzz.models import Model
 from fuzz.strategies import generate, palette, scenarios
 from fuzz.triage import Symptom, Triaged, triage
 from oracles.judge import Judge, Judgement
+from oracles.liveness import crash_text
 from oracles.observe import observe
 from oracles.registry import OBSERVATIONS
 from oracles.rows import NAME_OF
 from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import Scenario
+from subjects.trace import Trace
 
 SLICE = 100
 # Violations of one symptom that are triaged: the first may be one fault and the next another, but not for ever.
@@ -294,7 +296,7 @@ def make(t: Triaged, known: KnownFault | None, config: JobConfig) -> findings.Fi
         for o in t.judgement.violations
         if o is not v and (o.oracle, o.check.step) != (v.oracle, v.check.step)
     ]
-    end = t.judgement.account.ledger.trace.end
+    trace = t.judgement.account.ledger.trace
     return findings.Finding(
         signature=t.signature,
         slug=f"{findings.slug_of(t.signature)[:64].strip('-')}-{digest}",
@@ -311,11 +313,22 @@ def make(t: Triaged, known: KnownFault | None, config: JobConfig) -> findings.Fi
         known=known.name if known else None,
         culprit=t.culprit,
         attached=tuple(dict.fromkeys(others))[:5],
-        end=v.check.what if v.oracle == "liveness" else "",
-        hang=end.how == "hang",
+        end=end_text(trace, v.check.what) if v.oracle == "liveness" else "",
+        hang=trace.end.how == "hang",
         seed=config.seed,
         job=config.job,
         environment=config.environment,
+    )
+
+
+def end_text(trace: Trace, what: str) -> str:
+    """What a crash said, with the numbers of this run: the line of stderr that was told apart as `what`."""
+    lines = trace.stderr.splitlines()
+    # the name of a signal comes from no line
+    return (
+        what
+        if crash_text(trace.end, "") == what
+        else next((line.strip() for line in lines if crash_text(trace.end, line) == what), what)
     )
 
 

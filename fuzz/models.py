@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import tempfile
@@ -88,18 +89,26 @@ def from_file(path: Path, shim: Path, n_gpu_layers: int = 0) -> Model:
     return Model(ref, str(path), traits_from_facts(trace.facts[0]))
 
 
-def resolve(wanted: list[str], folder: Path, shim: Path, n_gpu_layers: int = 0) -> list[Model]:
-    """Models by recipe name, `all`, or path; the default ones for an empty list. Raises BadModel."""
+def resolve(
+    wanted: list[str], folder: Path, shim: Path, n_gpu_layers: int = 0, *, drivers: bool = False
+) -> list[Model]:
+    """Models by recipe name, `all`, or path; the default ones for an empty list. drivers: the targets of pairs may be
+    named too. Raises BadModel.
+    """
+    known = [*names(), *({p.target for p in all_pairs()} - {*names()} if drivers else ())]
     found: list[Model] = []
     for name in wanted or list(DEFAULT):
         if name == "all":
             found.extend(from_recipe(r, folder, n_gpu_layers=n_gpu_layers) for r in all_recipes())
-        elif name in names():
+        elif name in known:
             found.append(from_recipe(get(name), folder, n_gpu_layers=n_gpu_layers))
         elif Path(name).is_file():
             found.append(from_file(Path(name), shim, n_gpu_layers))
+        elif name in names(drivers=True):
+            pairs = ", ".join(p.name for p in all_pairs() if name in (p.target, p.draft))
+            raise BadModel(f"{name} is a model of programs with a driver: --driver {pairs}")
         else:
-            raise BadModel(f"{name!r} is neither a file nor a recipe; recipes are {', '.join(names())}")
+            raise BadModel(f"{name!r} is neither a file nor a recipe; {_meant(name, known, 'recipes')}")
     return found
 
 
@@ -119,26 +128,49 @@ def resolve_pairs(wanted: list[str], folder: Path) -> list[Model]:
     for name in wanted:
         mine = [p for p in all_pairs() if name in ("all", p.name, p.kind)]
         if not mine:
-            pairs = ", ".join(p.name for p in all_pairs())
-            raise BadModel(f"{name!r} is neither a pair nor a kind of driver; pairs are {pairs}")
+            pairs = [p.name for p in all_pairs()]
+            raise BadModel(
+                f"{name!r} is neither a pair nor a kind of driver; {_meant(name, pairs, 'pairs', get_args(DriverKind))}"
+            )
         found.extend(from_pair(p, folder) for p in mine)
     return list({m.pair: m for m in found}.values())
 
 
-def with_driver(model: Model, kind: str, draft: Path | None) -> Model:
-    """A model with a driver of a kind; the draft's file where it has one of its own. Raises BadModel."""
+def _meant(name: str, there_are: list[str], what: str, more: tuple[str, ...] = ()) -> str:
+    near = difflib.get_close_matches(name, [*there_are, *more])
+    return f"did you mean {', '.join(near)}?" if near else f"{what} are {', '.join(there_are)}"
+
+
+def draft_of(name: str, folder: Path) -> tuple[ModelRef, Path]:
+    """A draft's model by recipe name or path. Raises BadModel."""
+    if name in names(drivers=True):
+        made = from_recipe(get(name), folder)
+        return made.ref, Path(made.path)
+    path = Path(name).resolve()  # children have a working directory of their own
+    if not path.is_file():
+        raise BadModel(f"{name}: no such file, and no recipe (`redraft models`)")
+    return ModelRef(path=str(path), sha256=sha256(path)), path
+
+
+def with_driver(model: Model, kind: str, draft: str, folder: Path) -> Model:
+    """A model with a driver of a kind; the draft, empty where it has none of its own, by name or path. Raises
+    BadModel.
+    """
     kinds = get_args(DriverKind)
+    pairs = [p.name for p in all_pairs()]
+    if kind in ("all", *pairs):
+        raise BadModel(
+            f"{kind!r} stands for pairs, which have models of their own; leave out --model, or name a kind: "
+            f"{', '.join(kinds)}"
+        )
     if kind not in kinds:
-        raise BadModel(f"{kind!r} is no kind of driver; kinds are {', '.join(kinds)}")
-    ref = None
-    path = draft.resolve() if draft is not None else None  # children have a working directory of their own
-    if path is not None:
-        if not path.is_file():
-            raise BadModel(f"{draft}: no such file")
-        ref = ModelRef(path=str(path), sha256=sha256(path))
+        raise BadModel(f"{kind!r} is no kind of driver; {_meant(kind, list(kinds), 'kinds')}")
+    ref, path = draft_of(draft, folder) if draft else (None, None)
     driver = fit.sized(DriverParams(kind=cast(DriverKind, kind), draft=ref))
     try:
-        fit.check(driver.kind, fit.look(Path(model.path), model.label), fit.look(path) if path else None)
+        fit.check(
+            driver.kind, fit.look(Path(model.path), model.label), fit.look(path, ref.label()) if ref and path else None
+        )
     except fit.Misfit as e:
         raise BadModel(str(e)) from None
     n_rs = driver.n_max if model.traits.rollback and kind in ("draft-mtp", "draft-eagle3") else 0
@@ -162,6 +194,8 @@ def of_program(scenario: Scenario, folder: Path, shim: Path) -> Model:
     ref = scenario.driver.draft
     draft = ""
     if ref is not None:
+        if ref.recipe is None and ref.path is None:
+            raise BadModel("the scenario's driver.draft names neither a recipe nor a file")
         # a draft is no model by itself: a file is not opened, only looked at
         draft = of_scenario(ref, folder, shim).path if ref.recipe else str(ref.path)
         if ref.sha256 is not None and (not Path(draft).is_file() or sha256(Path(draft)) != ref.sha256):
@@ -175,7 +209,7 @@ def of_scenario(ref: ModelRef, folder: Path, shim: Path) -> Model:
         try:
             recipe = get(ref.recipe)
         except KeyError as e:
-            raise BadModel(str(e)) from None
+            raise BadModel(str(e.args[0])) from None
         if recipe.version != ref.version:
             raise BadModel(
                 f"the scenario wants version {ref.version} of recipe {ref.recipe}, this redraft has {recipe.version}"

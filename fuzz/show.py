@@ -17,6 +17,8 @@ from subjects.scenario import OP_NAMES
 
 PLAIN_EVERY = 10.0
 MEMORIES = ("dense", "window", "recurrent", "hybrid")
+_COLUMNS = 4
+"""Headings of drivers that fit beside each other."""
 DRIVER_OPS = frozenset(c.op for c in DRIVER_CONTRACTS)
 
 
@@ -86,18 +88,25 @@ def live(s: Status) -> RenderableType:
 
 
 def coverage_table(coverage: dict[str, int]) -> Table:
-    """How often each operation ran on each memory kind."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("operation")
+    """How often each operation ran on each memory kind, or with each driver: a column, a row where they are many."""
     seen = list(dict.fromkeys(key.partition("/")[2] for key in coverage))
     drivers = sorted(m for m in seen if m not in MEMORIES)
     plain = not drivers or any(m in MEMORIES for m in seen)
     memories = (*(MEMORIES if plain else ()), *drivers)
-    for memory in memories:
-        table.add_column(memory, justify="right")
-    for name in OP_NAMES:
-        if any(f"{name}/{m}" in coverage for m in memories) or (plain and name not in DRIVER_OPS):
-            table.add_row(name, *(str(coverage.get(f"{name}/{m}", "-")) for m in memories))
+    names = [
+        name
+        for name in OP_NAMES
+        if any(f"{name}/{m}" in coverage for m in memories) or (plain and name not in DRIVER_OPS)
+    ]
+    many = not plain and len(drivers) > _COLUMNS
+    rows, columns = (memories, names) if many else (names, memories)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("driver" if many else "operation", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", overflow="fold")
+    for row in rows:
+        keys = [f"{column}/{row}" if many else f"{row}/{column}" for column in columns]
+        table.add_row(row, *(str(coverage.get(key, "-")) for key in keys))
     return table
 
 

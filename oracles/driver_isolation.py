@@ -35,7 +35,8 @@ class DriverIsolation(DraftOracle):
                 key="driver_isolation:fresh",
                 clause="begin.fresh",
                 because=f"Sequence {held.claim.seq} began anew, so it must go on as with a new driver, which pairs the "
-                f"first token with a row of zeros and has learnt nothing, whatever was there before; but {seen(held)}.",
+                f"first token with a row of zeros and has learnt nothing, whatever was there before, with begin() or "
+                f"without (speculative.h calls it optional); but {seen(held)}.",
                 kind="contract",
             )
         since = alone_since(account, held)

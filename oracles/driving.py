@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 from oracles.account import Account
@@ -104,6 +105,11 @@ def params_at(account: Account, step: int) -> ContextParams:
     return account.ledger.moments[step].params
 
 
+def words(tokens: Iterable[int]) -> str:
+    """Tokens in a sentence."""
+    return ", ".join(map(str, tokens)) or "nothing"
+
+
 def seen(held: Held) -> str:
     """What is wrong, in words."""
     c = held.claim
@@ -116,7 +122,7 @@ def seen(held: Held) -> str:
             f"(honest differences here stay below {held.row_band:.2g})"
         )
     if held.tokens_wrong:
-        return f"it drafts {list(c.drafts)}, a clean context drafts {list(held.expected)}" + (
+        return f"it drafts {words(c.drafts)}, a clean context drafts {words(held.expected)}" + (
             f" and prefers its own token by {held.gap:.3g}" if math.isfinite(held.gap) else ""
         )
     return (

@@ -86,8 +86,9 @@ class Liveness(Oracle):
         text = crash_text(trace.end, trace.stderr)
         how = "did not return" if trace.end.how == "hang" else "ended the process"
         misuse = account.ledger.scenario.misuse
+        header = "speculative.h" if account.ledger.scenario.driver is not None else "llama.h"
         because = (
-            f"Operation {step} ({name}) keeps what llama.h asks of a caller, so it must return; but it {how}: {text}"
+            f"Operation {step} ({name}) keeps what {header} asks of a caller, so it must return; but it {how}: {text}"
         )
         if misuse:
             because = (
@@ -99,7 +100,7 @@ class Liveness(Oracle):
         found = Violation(
             oracle=self.name,
             key=f"liveness:{text}",
-            rule=RULE,
+            rule=RULE.replace("llama.h", header),
             because=because,
             check=check,
             kind=kind,

@@ -6,10 +6,11 @@ import msgspec
 
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
+from oracles.driving import words
 from oracles.verdict import Check, Verdict, Violation
 from subjects.contracts import rule
 from subjects.scenario import Rewind, Scenario, SeqRm, Verify
-from subjects.trace import Trace
+from subjects.trace import Step, Trace
 
 
 class TwoDriversFailure(OracleFailure):
@@ -70,8 +71,8 @@ class TwoDrivers(Oracle):
                     oracle=self.name,
                     key="two_drivers",
                     rule=rule("propose.drafts"),
-                    because=f"In operation {a.op} llama.cpp's draft-mtp drafts {a.drafts}, the same algorithm in "
-                    f"Python {b.drafts}; both saw the same program.",
+                    because=f"In operation {a.op} llama.cpp's draft-mtp drafts {_drafts(a)}, the same algorithm in "
+                    f"Python {_drafts(b)}; both saw the same program.",
                     check=Check(kind="draft", step=a.op, what="two drivers"),
                     suspects=(a.op,),
                 )
@@ -82,3 +83,8 @@ class TwoDrivers(Oracle):
 def mended(trace: Trace) -> bool:
     """The driver offers its state, as llama.cpp's draft-mtp does not."""
     return bool(trace.facts) and trace.facts[0].offers_state
+
+
+def _drafts(step: Step) -> str:
+    """The drafts of a call, those of each sequence in words."""
+    return "; ".join(words(d) for d in step.drafts)

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,9 +32,11 @@ __all__ = [
     "NoDrivers",
     "cache_dir",
     "check_loads",
+    "common_library",
     "compile_shim",
     "compiler_line",
     "driver_library",
+    "driver_origin",
     "driver_sources",
     "environment",
     "find_build",
@@ -348,17 +350,29 @@ def driver_sources(build: Build, llama_src: Path | None = None) -> Path:
     return root
 
 
-def driver_library(build: Build, llama_src: Path | None = None, patch: Path | None = None) -> Path:
+def common_library(build: Build) -> Path | None:
+    """The build's libllama-common, which holds the speculative drivers."""
+    # that of a llama-cpp-python lies in site-packages/lib
+    return _library_in([*build.libdirs, build.libllama.parents[2] / "lib"], "libllama-common")
+
+
+def driver_library(
+    build: Build,
+    llama_src: Path | None = None,
+    patch: Path | None = None,
+    compiling: Callable[[], None] = lambda: None,
+) -> Path:
     """The compiled driver library of a build, for `subjects.drivers.native.DriverLib`; compiled when it is not in the
     cache.
 
     A checkout's own speculative.cpp (and what it counts n-grams with) is compiled in and takes the place of the
     build's; so does a patched one, where `patch` is a unified diff of common/speculative.cpp.
+    `compiling` is called before a compiler is.
 
     Raises:
         NoDrivers: no sources, no libllama-common, or it does not compile or load; the message says what to do.
     """
-    common = _library_in([*build.libdirs, build.libllama.parents[2] / "lib"], "libllama-common")
+    common = common_library(build)
     if common is None:
         raise NoDrivers(
             f"{build.name} has no libllama-common, which holds the speculative drivers: looked in "
@@ -382,7 +396,10 @@ def driver_library(build: Build, llama_src: Path | None = None, patch: Path | No
             (folder / name).write_text(f'#line 1 "common/{name}"\n{text}', "utf-8")
         more = [folder / name for name in own]
         try:
-            return Ours(fingerprint, include, link, DRIVER, more, "driver").made()
+            library = Ours(fingerprint, include, link, DRIVER, more, "driver")
+            if not library.place.is_file():
+                compiling()
+            return library.made()
         except BadBuild as e:
             raise NoDrivers(str(e)) from None
 
@@ -406,6 +423,34 @@ def _driver_fingerprint(build: Build, common: Path, root: Path, own: dict[str, s
     for name, text in own.items():
         h.update(f"{name} {hashlib.sha256(text.encode()).hexdigest()}\n".encode())
     return h.hexdigest()[:16]
+
+
+def driver_origin(
+    build: Build, library: Path, llama_src: Path | None = None, patch: Path | None = None
+) -> dict[str, str | list[str]]:
+    """What a finding says of a driver library: its fingerprint, and what was compiled into it. Holds no paths.
+
+    Raises:
+        NoDrivers: the sources are not there any more.
+    """
+    fingerprint = library.name.partition("-")[0]
+    try:
+        own = _compiled_in(driver_sources(build, llama_src) / "common", patch, everything=llama_src is not None)
+        diff = hashlib.sha256(patch.read_bytes()).hexdigest()[:16] if patch else ""
+    except (OSError, UnicodeError) as e:
+        raise NoDrivers(f"the sources of the drivers cannot be read: {e}") from None
+    hashes = [f"common/{name} {hashlib.sha256(text.encode()).hexdigest()[:16]}" for name, text in own.items()]
+    told: list[str] = []
+    origin: dict[str, str | list[str]] = {"driver_fingerprint": fingerprint}
+    if own:
+        origin["driver_sources"] = hashes
+    if llama_src:
+        origin["driver_checkout"] = _label(llama_src.expanduser().absolute())
+        told.append(f"compiled from the given checkout {origin['driver_checkout']} ({hashes[0]})")
+    if patch:
+        origin["driver_patch"] = f"{patch.name} {diff}"
+        told.append(f"patched with {patch.name} ({diff})")
+    return {"drivers": f"{', '.join(told) or 'of the build'}; library {fingerprint}", **origin}
 
 
 _SYSTEM_INFO = """

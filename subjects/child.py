@@ -215,8 +215,8 @@ class _Worker:
         began = time.monotonic()
         self.answers.frame(RUN, b"")
         if job.scenario.driver is not None:
-            self._drive(job, job.scenario.driver)
-            self.answers.frame(END, SECONDS.pack(time.monotonic() - began))
+            if self._drive(job, job.scenario.driver):
+                self.answers.frame(END, SECONDS.pack(time.monotonic() - began))
             return
         try:
             shim = plant(self.shim, job.fault)
@@ -235,8 +235,8 @@ class _Worker:
             self.shim.free_context(done.ctx)
         self.answers.frame(END, SECONDS.pack(time.monotonic() - began))
 
-    def _drive(self, job: Job, p: DriverParams) -> None:
-        """Run a program with a driver, in contexts of its own."""
+    def _drive(self, job: Job, p: DriverParams) -> bool:
+        """Run a program with a driver, in contexts of its own; False where it was refused."""
         lib, layers = self.driver, job.scenario.model.n_gpu_layers
         planted = job.fault in FAULTS
         shim = plant(self.shim, job.fault) if planted else self.shim
@@ -271,6 +271,8 @@ class _Worker:
             ).run_driver(job.scenario)
         except Refused as e:
             self.answers.frame(REFUSED, str(e).encode())
+            return False
+        return True
 
     def _whole_model(self, lib: DriverLib, path: str, n_gpu_layers: int) -> int:
         return self._loaded(self.whole_models, lib.load_model, path, n_gpu_layers)

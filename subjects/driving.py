@@ -40,6 +40,7 @@ from subjects.trace import Blob, Row, Step
 
 ROUTE_FLAGS = {"host": PARTIAL, "device": PARTIAL | ON_DEVICE, "whole": 0}
 """How a route of Verify saves what it may have to go back to."""
+_INT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class DriverRunner(Runner):
             for i, op in enumerate(scenario.ops):
                 step = Step(op=i)
                 self._step = step
+                self._possible(op, i)
                 _DO[type(op)](self, op, step)
                 if not step.skipped:
                     step.pos = self.shim.positions(self.ctx, self.n_seq)
@@ -113,6 +115,27 @@ class DriverRunner(Runner):
                 self.sink.end(step)
         finally:
             self._close()
+
+    def _possible(self, op: Op, at: int) -> None:
+        """Raises Refused for what cannot even be asked of the library: broken duties of which nothing is told here."""
+        seqs = op.seqs if isinstance(op, Propose | Verify) else ()
+        if isinstance(op, Accept | Checkpoint | Rewind | Begin | SeqRm):
+            seqs = (op.seq,)
+        elif isinstance(op, Decode):
+            seqs = tuple(p.seq for p in op.parts)
+        out = next((s for s in seqs if not 0 <= s < self.n_seq), None)
+        why = f"there is no sequence {out}" if out is not None else ""
+        if isinstance(op, Propose):
+            if op.last is not None and len(op.last) != len(seqs):
+                why = f"last has {len(op.last)} tokens for {len(seqs)} sequences"
+            if any(abs(n) > _INT for n in (op.n_max, *(op.last or ()))):
+                why = "a number does not fit into 32 bits"
+        if isinstance(op, Verify) and op.accept and len(op.accept) != len(seqs):
+            why = f"accept has {len(op.accept)} numbers for {len(seqs)} sequences"
+        if isinstance(op, Decode) and any(abs(t) > _INT for p in op.parts for t in p.tokens or ()):
+            why = "a number does not fit into 32 bits"
+        if why:
+            raise Refused(f"the harness cannot run this: operation {at} ({op.__struct_config__.tag}): {why}")
 
     def _close(self) -> None:
         if self.driver is not None:

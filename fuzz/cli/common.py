@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,12 +11,22 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fuzz.drivers import fit
 from fuzz.finding import BadFinding, Finding
 from fuzz.finding import load as load_finding
 from fuzz.models import BadModel, Model, of_program
 from fuzz.state import valid
-from oracles.judge import Judge
-from subjects.builds import BadBuild, Build, NoDrivers, cache_dir, compile_shim, driver_library, find_build
+from oracles.judge import Judge, Judgement
+from subjects.builds import (
+    BadBuild,
+    Build,
+    NoDrivers,
+    cache_dir,
+    compile_shim,
+    driver_library,
+    driver_origin,
+    find_build,
+)
 from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import BadScenario, Scenario
 from subjects.scenario import loads as load_scenario
@@ -90,12 +101,12 @@ class Bench:
         """Where generated models are kept."""
         return self.cache / "models"
 
-    def drivers_label(self) -> str:
-        """Whose drivers are tested, for people: the library's fingerprint, and what was compiled in."""
-        words = [self.driver.name.partition("-")[0]]
-        words += [f"common/ of {self.llama_src.absolute().name}"] if self.llama_src else []
-        words += [f"patched with {self.driver_patch.name}"] if self.driver_patch else []
-        return ", ".join(words)
+    def driver_origin(self) -> dict[str, str | list[str]]:
+        """Whose drivers are tested, as findings say it. Raises Usage where the drivers cannot be reached."""
+        try:
+            return driver_origin(self.build, self.driver, self.llama_src, self.driver_patch)
+        except NoDrivers as e:
+            raise Usage(str(e)) from None
 
     @property
     def driver(self) -> Path:
@@ -104,7 +115,7 @@ class Bench:
         Raises Usage where the drivers cannot be reached.
         """
         try:
-            return driver_library(self.build, self.llama_src, self.driver_patch)
+            return driver_library(self.build, self.llama_src, self.driver_patch, _compiling)
         except NoDrivers as e:
             raise Usage(str(e)) from None
 
@@ -118,16 +129,21 @@ def bench(build_path: Path | None, llama_src: Path | None = None, driver_patch: 
         raise Usage(str(e)) from None
 
 
+def _compiling() -> None:
+    print("compiling drivers …", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def judge_of(b: Bench, scenario: Scenario) -> Iterator[tuple[Judge, Model]]:
     """A judge for the model of a stored scenario."""
     try:
         model = of_program(scenario, b.models, b.shim)
+        fit.check_program(scenario, Path(model.path), Path(model.draft) if model.draft else None)
         driver = b.driver if scenario.driver else None
         models = [(Path(model.path), model.ref.n_gpu_layers)]
         with Sandbox(b.shim, models, driver=driver, drafts=model.drafts()) as sandbox:
             yield Judge(sandbox, model.ref, Path(model.path), b.build.fingerprint, b.cache), model
-    except (BadModel, SandboxError) as e:
+    except (BadModel, SandboxError, fit.Misfit) as e:
         raise Usage(str(e)) from None
 
 
@@ -144,13 +160,30 @@ def check_duties(scenario: Scenario, model: Model) -> None:
         )
 
 
+def stopped(j: Judgement) -> str:
+    """Why a run says nothing of what it was to show: it did not get so far. Empty where it did, or llama.cpp ended it,
+    which is an answer."""
+    trace = j.account.ledger.trace
+    if trace.end.how == "error":
+        return trace.end.text
+    if trace.end.how == "exit":  # by a fault of redraft's own, where liveness cannot say
+        return "; ".join(dict.fromkeys(x for v in j.verdicts if v.oracle == "liveness" for x in v.unknown))
+    if trace.end.how == "ok" and not any(s.done for s in trace.steps):
+        return "no operation ran"
+    return ""
+
+
 def read(path: Path) -> Finding | Scenario:
     """A finding's folder or a scenario file."""
     try:
         if path.is_dir():
             return load_finding(path)
         return load_scenario(path.read_bytes())
-    except (BadFinding, BadScenario, OSError) as e:
+    except OSError as e:
+        raise Usage(f"{path}: {e.strerror}") from None
+    except BadFinding as e:  # it names the file
+        raise Usage(str(e)) from None
+    except BadScenario as e:
         raise Usage(f"{path}: {e}") from None
 
 

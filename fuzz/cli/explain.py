@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fuzz.cli.common import Usage, add_build, add_drivers, bench, check_duties, judge_of, read
+from fuzz.cli.common import Usage, add_build, add_drivers, bench, check_duties, judge_of, read, stopped
 from fuzz.finding import BadFinding, Finding, load_traces
 from fuzz.repro.readme import explain
 from fuzz.repro.words import program
@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     for line in program(judgement.executed, judgement.account.ledger.trace):
         print(line)
     if not judgement.violations:
+        if why := stopped(judgement):
+            raise Usage(why)
         print(
             "\nNothing is violated."
             if judgement.judged

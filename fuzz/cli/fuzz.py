@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -104,11 +105,12 @@ def add(p: argparse.ArgumentParser) -> None:
         help="programs with a speculative driver: a pair (`redraft pairs`), `all`, or a kind such as draft-mtp; with "
         "--model the kind for that file; repeatable",
     )
-    p.add_argument("--draft", metavar="PATH", type=Path, help="with --driver KIND --model FILE: the draft's GGUF")
+    p.add_argument(
+        "--draft", metavar="NAME|PATH", help="with --driver KIND --model FILE: the draft, a recipe or a GGUF"
+    )
     p.add_argument(
         "--driver-impl",
         choices=("native", "reference"),
-        default="native",
         help="llama.cpp's own drivers, or the draft-mtp in Python (default native)",
     )
     p.add_argument(
@@ -130,7 +132,6 @@ def add(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--avoid",
         choices=("auto", "always", "never"),
-        default="auto",
         help="stepping round known faults (default auto)",
     )
     p.add_argument(
@@ -177,6 +178,8 @@ def run(args: argparse.Namespace) -> int:
         raise Usage(str(e)) from None
     seed = args.seed if args.seed is not None else before.get("seed", random.SystemRandom().randrange(1 << 31))
     driver = b.driver if any(m.driver for m in models) else None
+    if before:
+        _same_subject(before, b, driver, args)
     jobs = args.jobs or before.get("jobs") or os.cpu_count() or 1
     plan = campaign.Plan(
         models=models,
@@ -187,15 +190,18 @@ def run(args: argparse.Namespace) -> int:
         misuse=args.misuse or before.get("misuse", False),
         fault=args.plant or before.get("fault", ""),
         driver=driver.name if driver else "",
+        drivers=_driver_options(args) if driver else [],
         variants=args.all_variants or before.get("variants", False),
     )
     console = open_console(stderr=args.json)
+    seen_on = environment(b.build) | (b.driver_origin() if driver else {})
+    drivers = f", drivers {seen_on['drivers']}," if driver else ""
     try:
         with campaign.prepare(out, plan, resume=args.resume):
             if not args.json:
                 console.print(
-                    f"Testing {b.build.name} ({b.build.fingerprint}) with {', '.join(m.label for m in models)}; seed "
-                    f"{seed}, {jobs} jobs, into {out}",
+                    f"Testing {b.build.name} ({b.build.fingerprint}){drivers} with "
+                    f"{', '.join(m.label for m in models)}; seed {seed}, {jobs} jobs, into {out}",
                     markup=False,
                 )
             with Progress(console, quiet=args.json and not console.is_terminal) as listen:
@@ -205,7 +211,7 @@ def run(args: argparse.Namespace) -> int:
                     shim=b.shim,
                     driver=driver,
                     cache=b.cache,
-                    environment=environment(b.build) | ({"drivers": b.drivers_label()} if driver else {}),
+                    environment=seen_on,
                     minutes=minutes,
                     scenarios=args.scenarios,
                     reduce_seconds=args.reduce_seconds,
@@ -216,7 +222,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(
             msgspec.json.format(
-                msgspec.json.encode({"seed": seed, "jobs": jobs, **result.document()}), indent=2
+                msgspec.json.encode({"seed": seed, "jobs": jobs, "environment": seen_on, **result.document()}),
+                indent=2,
             ).decode()
             + "\n"
         )
@@ -237,7 +244,7 @@ def _check(args: argparse.Namespace) -> None:
         return
     if args.draft:
         raise Usage("--draft goes with a driver; add --driver KIND and --model FILE")
-    if args.driver_impl != "native":
+    if args.driver_impl:
         raise Usage("--driver-impl goes with a driver; add --driver NAME")
     if args.resume and not args.model:
         if args.gpu_layers:
@@ -246,19 +253,36 @@ def _check(args: argparse.Namespace) -> None:
         raise Usage("--all-variants goes with a driver; add --driver NAME")
 
 
+def _same_subject(before: dict[str, Any], b: Bench, driver: Path | None, args: argparse.Namespace) -> None:
+    """What is tested is not kept in a campaign's folder, so it must be named again. Raises Usage."""
+    if before.get("build") != b.build.fingerprint:
+        again = "another --build" if args.build else "--build again"
+        raise Usage(f"the campaign tests build {before.get('build')}, this is {b.build.fingerprint}: give {again}")
+    was, now = before.get("driver", ""), driver.name if driver else ""
+    if was and now and was != now:
+        missing = [o for o in before.get("drivers", ()) if not getattr(args, o[2:].replace("-", "_"))]
+        why = f"give {' and '.join(missing)} again" if missing else "these are compiled from other sources"
+        raise Usage(f"the campaign tests the drivers {was}, these are {now}: {why}")
+
+
+def _driver_options(args: argparse.Namespace) -> list[str]:
+    """The options given that say whose drivers are tested."""
+    return [o for o, given in (("--llama-src", args.llama_src), ("--driver-patch", args.driver_patch)) if given]
+
+
 def _models(args: argparse.Namespace, b: Bench, fault: str) -> list[Model]:
     """What is asked for: models, pairs, or a file with a kind of driver."""
     if not args.driver:
         return resolve(args.model, b.models, b.shim, args.gpu_layers)
     if args.model:
         found = [
-            with_driver(m, kind, args.draft)
-            for m in resolve(args.model, b.models, b.shim, args.gpu_layers)
+            with_driver(m, kind, args.draft or "", b.models)
+            for m in resolve(args.model, b.models, b.shim, args.gpu_layers, drivers=True)
             for kind in args.driver
         ]
     else:
         found = resolve_pairs(args.driver, b.models)
-    return [with_impl(m, "reference" if fault in LEAVE_OUT else args.driver_impl) for m in found]
+    return [with_impl(m, "reference" if fault in LEAVE_OUT else args.driver_impl or "native") for m in found]
 
 
 def _newest() -> Path:

@@ -16,7 +16,8 @@ from rich.table import Table
 from fuzz.cli.common import Usage, add_json
 from fuzz.cli.common import console as open_console
 from fuzz.models import DEFAULT
-from subjects.recipes import all_recipes, get
+from subjects.pairs import all_pairs
+from subjects.recipes import Recipe, all_recipes, get
 
 HELP = "list the generated models, or write one"
 
@@ -33,6 +34,13 @@ def add(p: argparse.ArgumentParser) -> None:
     w.add_argument("name", metavar="NAME")
     w.add_argument("path", metavar="PATH", type=Path)
     w.add_argument("--seed", type=int, default=0, help="seed of the weights (default 0)")
+
+
+def _use(recipe: Recipe) -> str:
+    """What campaigns take a recipe for: `plain`, or a side of a pair that `fuzz --driver` names."""
+    if recipe.role == "plain":
+        return "plain"
+    return "draft" if any(p.draft == recipe.name for p in all_pairs()) else "target"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,23 +67,24 @@ def run(args: argparse.Namespace) -> int:
             "can_shift": r.can_shift,
             "window": r.window,
             "default": r.name in DEFAULT,
+            "for": _use(r),
             "about": r.about,
         }
-        for r in all_recipes()
+        for r in all_recipes(drivers=True)
     ]
     if args.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode() + "\n")
         return 0
     table = Table(box=None, pad_edge=False)
-    for name in ("name", "memory", "rollback", "window", "default", "about"):
-        table.add_column(name)
+    for name in ("name", "memory", "rollback", "window", "for", "about"):
+        table.add_column(name, no_wrap=name == "name")
     for row in rows:
         table.add_row(
             str(row["name"]),
             str(row["memory"]),
             "yes" if row["rollback"] else "",
             str(row["window"] or ""),
-            "yes" if row["default"] else "",
+            "default" if row["default"] else str(row["for"]),
             str(row["about"]),
         )
     open_console().print(table)

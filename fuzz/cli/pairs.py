@@ -46,8 +46,11 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode() + "\n")
         return 0
     table = Table(box=None, pad_edge=False)
-    for name in ("name", "driver", "target", "draft", "accepted 0, 1, ...", "hidden", "memory", "about"):
-        table.add_column(name, overflow="fold")
+    for name in ("name", "driver", "target", "draft", "accepted", "hidden", "memory"):
+        table.add_column(name, no_wrap=name == "name", overflow="fold")
+    about = Table(box=None, pad_edge=False)
+    about.add_column("name", no_wrap=True)
+    about.add_column("about")
     for pair in all_pairs():
         m = pair.measured[0] if pair.measured else None
         table.add_row(
@@ -58,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
             "/".join(map(str, m.accepted)) if m else "",
             "" if m is None or m.hidden is None else str(m.hidden),
             "" if m is None or m.memory is None else str(m.memory),
-            pair.about,
         )
+        about.add_row(pair.name, pair.about)
     out = open_console()
     out.print(table)
     out.print(
@@ -67,4 +70,6 @@ def run(args: argparse.Namespace) -> int:
         "another sequence's hidden row, or draft memory, put in.",
         highlight=False,
     )
+    out.print()
+    out.print(about)
     return 0

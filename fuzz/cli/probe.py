@@ -20,7 +20,10 @@ probe.md (for a pull request), probe.csv, probe.json, probe.png and probe.svg.
 Routes: host and host-partial (flags 0 and 1 of llama_state_seq_get_data_ext), device and device-partial (2 and 3), file
 (llama_state_seq_save_file), rollback (seq_rm behind a verify batch), replay (the prompt once more).
 
-Exit 0 when something was measured, 2 on wrong usage, 3 when every run failed.
+Ctrl-C and SIGTERM end it with what was measured so far written.
+
+Exit 0 when something was measured, 2 on wrong usage or where no route applies to the model, 3 when every run failed,
+130 when it was stopped.
 """
 
 from __future__ import annotations
@@ -30,17 +33,20 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import msgspec
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fuzz.cli.common import Bench, Usage, add_build, add_drivers, add_json, bench
 from fuzz.cli.common import console as open_console
 from fuzz.drivers.fit import Gguf, Misfit, check, look, sized
 from fuzz.models import from_recipe, sha256
+from fuzz.probe.header import read
 from fuzz.probe.measure import ROUTES, Plan
+from fuzz.probe.progress import progress
+from fuzz.probe.stopping import stoppable
 from fuzz.probe.table import ProbeError, Report, count, probe
 from subjects.recipes import get, names
 from subjects.scenario import ContextParams, DriverKind, DriverParams, token
@@ -149,23 +155,36 @@ def add(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, write, print."""
+    try:
+        with stoppable() as ignore_signals:
+            return _run(args, ignore_signals)
+    except KeyboardInterrupt:
+        print("redraft probe: stopped; nothing is written", file=sys.stderr)
+        return 130
+
+
+def _run(args: argparse.Namespace, ignore_signals: Callable[[], None]) -> int:
     b = bench(args.build, args.llama_src, args.driver_patch)
     model = _open(args.model, b, args.seed)
     draft = _open(args.draft, b, args.seed) if args.draft else None
     kind = _kind(args.driver, model, draft)
+    own = [o for o, given in (("--llama-src", args.llama_src), ("--driver-patch", args.driver_patch)) if given]
+    if own and not kind:
+        raise Usage(f"no driver is probed here, so {' and '.join(own)} would do nothing; name a --driver")
     try:
         drivers = str(b.driver) if kind else ""
     except Usage as e:
-        raise Usage(f"{e}\n--driver none probes the target without a driver") from None
+        without = f" (without {' and '.join(own)})" if own else ""
+        raise Usage(f"{e}\n--driver none{without} probes the target without a driver") from None
     routes = list(dict.fromkeys(x for part in args.route or [list(ROUTES)] for x in part))
     plan = _plan(args, b, model, draft, kind, drivers)
     out = args.out or Path("out") / time.strftime("probe-%Y%m%d-%H%M%S")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise Usage(f"cannot write into {out}: {e.strerror}") from None
+    _check_out(out)
     report = _measure(args, plan, routes, _about(args, b, plan, model, draft, kind))
-    _write(report, out)
+    if not report.cells and not report.stopped:
+        raise Usage(f"no route applies to {model.label}: {'; '.join(f'{r}: {w}' for r, w in report.unfit.items())}")
+    ignore_signals()
+    written = _write(report, out)
     if args.json:
         from fuzz.probe.writers import json_text
 
@@ -175,41 +194,39 @@ def run(args: argparse.Namespace) -> int:
 
         console = open_console()
         show(report, console)
-        console.print(f"\nWritten to {out}: probe.md, probe.csv, probe.json, probe.png, probe.svg", markup=False)
+        console.print(f"\nWritten to {out}: {', '.join(written)}", markup=False)
+    if report.stopped:
+        print(f"redraft probe: stopped; what was measured so far is in {out}", file=sys.stderr)
+        return 130
     return 0 if any(c.compared for c in report.cells) else 3
 
 
 def _measure(args: argparse.Namespace, plan: Plan, routes: list[str], about: dict[str, Any]) -> Report:
-    console = open_console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("runs"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=count(plan, args.positions, routes))
-
-        def listen(what: str, done: int) -> None:
-            if what:
-                bar.update(task, advance=done, description=what)
-            else:
-                bar.update(task, advance=done)
-
+    runs = count(plan, args.positions, routes)
+    with progress(open_console(stderr=True), runs, args.positions[-1]) as listen:
         try:
             return probe(plan, args.positions, routes, about, listen, args.patience)
         except ProbeError as e:
             raise Usage(str(e)) from None
 
 
-def _write(report: Report, out: Path) -> None:
+def _check_out(out: Path) -> None:
+    """See beforehand whether files can go there. The folder itself is made once there is something to put into it."""
+    there = next((p for p in (out, *out.absolute().parents) if p.exists()), Path("/"))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise Usage(f"cannot write into {out}: {there} is {'write-protected' if there.is_dir() else 'no folder'}")
+
+
+def _write(report: Report, out: Path) -> list[str]:
+    """Names of the files."""
     from fuzz.probe.picture import draw
     from fuzz.probe.writers import files
 
-    for name, text in files(report):
+    out.mkdir(parents=True, exist_ok=True)
+    texts = files(report)
+    for name, text in texts:
         (out / name).write_text(text, "utf-8")
-    draw(report, out)
+    return [name for name, _ in texts] + [p.name for p in draw(report, out)]
 
 
 def _open(wanted: str, b: Bench, seed: int) -> Gguf:
@@ -262,6 +279,7 @@ def _plan(
 
     prompt = _prompt(args.prompt_tokens, n, model) if args.prompt_tokens else made(0, n)
     rooms = n + max(args.pollute, args.rounds + 2 * n_max) + n_max + 8
+    _check_room(model, n, rooms)
     # a rollback keeps n_max states, which a ubatch must be longer than by more than one
     ubatch = max(args.ubatch, n_max + 3)
     params = ContextParams(
@@ -291,6 +309,15 @@ def _plan(
         depth=n_max,
         repeat=args.repeat,
     )
+
+
+def _check_room(model: Gguf, position: int, rooms: int) -> None:
+    most = read(model.path).get(f"{model.architecture}.context_length")
+    if isinstance(most, int) and 0 < most < rooms:
+        raise Usage(
+            f"position {position} takes a context of {rooms} tokens with what comes behind it, and {model.label} is "
+            f"made for {most} ({model.architecture}.context_length); name smaller --positions"
+        )
 
 
 def _prompt(path: Path, n: int, model: Gguf) -> list[int]:
@@ -329,32 +356,47 @@ def _about(
         "seed": args.seed,
         "params": msgspec.to_builtins(plan.params),
         "n_gpu_layers": plan.n_gpu_layers,
-        "build": f"{b.build.name} ({b.build.fingerprint}){_drivers_of(args)}",
+        "build": f"{b.build.name} ({b.build.fingerprint}){_drivers_of(args, plan)}",
         "llama_cpp": b.build.version or "llama.cpp of unknown version",
-        "command": _command(args, plan, model, draft, kind),
+        "command": _command(args, plan, kind),
     }
 
 
-def _drivers_of(args: argparse.Namespace) -> str:
-    """Where the drivers are from, when they are not the build's; names only."""
-    words = [f"drivers of {args.llama_src.absolute().name}"] if args.llama_src else []
-    words += [f"patched with {args.driver_patch.name}"] if args.driver_patch else []
-    return "".join(f", {w}" for w in words)
+def _drivers_of(args: argparse.Namespace, plan: Plan) -> str:
+    """Where the drivers are from, when they are not the build's; no folders. The hash is that of all that went in."""
+    if not args.llama_src and not args.driver_patch:
+        return ""
+    made = "compiled from the given checkout" if args.llama_src else "of the build"
+    words = f", drivers {made} (hash {Path(plan.drivers).name.partition('-')[0]})"
+    return f"{words}, patched with {args.driver_patch.name}" if args.driver_patch else words
 
 
-def _command(args: argparse.Namespace, plan: Plan, model: Gguf, draft: Gguf | None, kind: str | None) -> str:
-    """The same again, with the names of files only."""
-    words = ["redraft", "probe", "--model", model.label]
-    words += ["--draft", draft.label] if draft else []
+def _typed(path: Path) -> str:
+    """A path as it was typed, or DIR in place of folders that only this machine has."""
+    if not path.is_absolute():
+        return str(path)
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return "DIR" if path.is_dir() else f"DIR/{path.name}"
+
+
+def _command(args: argparse.Namespace, plan: Plan, kind: str | None) -> str:
+    """The same again."""
+
+    def named(model: str) -> str:
+        return model if model in names(drivers=True) else _typed(Path(model))
+
+    words = ["redraft", "probe", "--model", named(args.model)]
+    words += ["--draft", named(args.draft)] if args.draft else []
     words += ["--driver", kind or "none", "--positions", ",".join(map(str, args.positions))]
     words += [w for part in args.route or [] for w in ("--route", ",".join(part))]
-    words += ["--rounds", str(args.rounds), "--n-max", str(args.n_max), "--pollute", str(args.pollute)]
-    words += ["--prompt-tokens", args.prompt_tokens.name] if args.prompt_tokens else []
+    words += ["--rounds", str(args.rounds), "--n-max", str(plan.depth), "--pollute", str(args.pollute)]
+    words += ["--prompt-tokens", _typed(args.prompt_tokens)] if args.prompt_tokens else []
     words += ["--seed", str(args.seed), "--kv", args.kv, "--ubatch", str(args.ubatch)]
     words += ["--threads", str(plan.params.n_threads), "--repeat", str(args.repeat)]
-    words += ["--build", args.build.absolute().name] if args.build else []
-    words += ["--llama-src", args.llama_src.absolute().name] if args.llama_src else []
-    words += ["--driver-patch", args.driver_patch.name] if args.driver_patch else []
+    words += ["--build", _typed(args.build)] if args.build else []
+    words += ["--llama-src", _typed(args.llama_src)] if args.llama_src else []
+    words += ["--driver-patch", _typed(args.driver_patch)] if args.driver_patch else []
     words += ["--flash-attn"] if args.flash_attn else []
     words += ["--gpu-layers", str(args.gpu_layers)] if args.gpu_layers else []
     return shlex.join(words)

@@ -6,10 +6,11 @@ redraft reduce my-scenario.json --out reduced.json
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from fuzz.cli.common import Usage, add_build, add_drivers, bench, judge_of, read
+from fuzz.cli.common import Usage, add_build, add_drivers, bench, check_duties, judge_of, read, stopped
 from fuzz.cli.common import console as open_console
 from fuzz.finding import Finding
 from fuzz.triage import Triaged, triage
@@ -38,11 +39,17 @@ def add(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Reduce."""
     thing = read(args.path)
+    if args.out:
+        _writable(args.out)
     scenario = thing.original if isinstance(thing, Finding) else thing
     console = open_console(stderr=True)
     with judge_of(bench(args.build, args.llama_src, args.driver_patch), scenario) as (judge, model):
+        if not isinstance(thing, Finding):
+            check_duties(scenario, model)
         judgement = judge.judge(scenario, fresh=True, observed=not isinstance(thing, Finding), variants=True)
         if not judgement.violations:
+            if why := stopped(judgement):
+                raise Usage(why)
             raise Usage("it shows no violation, so there is nothing to reduce (`redraft replay -v` shows what it does)")
         result = triage(judge, judgement, model.traits, seconds=args.seconds)
     if not isinstance(result, Triaged):
@@ -57,3 +64,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(dumps(result.scenario))
     return 0
+
+
+def _writable(out: Path) -> None:
+    """Raises Usage, before anything is run, where the result could not be kept."""
+    if out.is_dir():
+        raise Usage(f"cannot write {out}: Is a directory")
+    there = out if out.exists() else out.parent
+    if not os.access(there, os.W_OK):
+        raise Usage(f"cannot write {out}: {'Permission denied' if there.exists() else 'No such file or directory'}")

@@ -18,9 +18,22 @@ from typing import Any
 import msgspec
 from rich.markup import escape
 
-from fuzz.cli.common import Bench, Usage, add_build, add_drivers, add_json, bench, check_duties, expand, judge_of, read
+from fuzz.cli.common import (
+    Bench,
+    Usage,
+    add_build,
+    add_drivers,
+    add_json,
+    bench,
+    check_duties,
+    expand,
+    judge_of,
+    read,
+    stopped,
+)
 from fuzz.cli.common import console as open_console
 from fuzz.finding import Finding
+from fuzz.repro import commands
 from fuzz.repro.words import program
 from fuzz.triage import VARIANTS, Symptom, find
 from oracles.judge import Judgement
@@ -52,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     b = bench(args.build, args.llama_src, args.driver_patch)
     console = open_console(stderr=args.json)
     results = [_one(path, b, args.runs) for path in expand(args.paths)]
+    for text in dict.fromkeys(r["warning"] for r in results if r["warning"]):
+        open_console(stderr=True).print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
     for r in results:
         style = {"FIXED": "green", "FAILED": "red", "FLAKY": "yellow", "ERROR": "magenta"}[r["verdict"]]
         console.print(
@@ -83,6 +98,7 @@ def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
         "shown": 0,
         "runs": runs,
         "text": "",
+        "warning": "",
         "operations": [],
         "oracles": [],
     }
@@ -91,6 +107,8 @@ def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
         scenario = thing.scenario if isinstance(thing, Finding) else thing
         symptom = Symptom.of(thing.violation) if isinstance(thing, Finding) and thing.violation else None
         with judge_of(b, scenario) as (judge, model):
+            if isinstance(thing, Finding):
+                result["warning"] = _other_drivers(thing, b)
             if symptom is None:
                 check_duties(scenario, model)
             judgements = [
@@ -108,10 +126,10 @@ def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
         return {**result, "text": f"{type(e).__name__}: {e}"}
     wanted = thing.violation if isinstance(thing, Finding) else None
     shown = [j for j in judgements if (_again(j, wanted) if wanted else j.violations)]
-    judged = [j for j in judgements if j.judged or j.account.ledger.trace.end.how in ("ok", "signal", "hang")]
     last = (shown or judgements)[-1]
-    if not judged:
-        return {**result, "text": "; ".join(sorted(set(last.unknown))) or "nothing was judged"}
+    why = next((why for j in judgements if (why := stopped(j))), "")
+    if why and not shown:
+        return {**result, "text": why}
     verdict = "FAILED" if len(shown) == runs else "FIXED" if not shown else "FLAKY"
     return {
         **result,
@@ -121,6 +139,20 @@ def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
         "operations": _operations(last),
         "oracles": _verdicts(last),
     }
+
+
+def _other_drivers(finding: Finding, b: Bench) -> str:
+    """What to tell where a finding is replayed with other drivers than it was found with."""
+    found = finding.environment
+    driver = finding.scenario.driver
+    if driver is None or driver.impl != "native" or "driver_fingerprint" not in found:
+        return ""
+    now = b.driver_origin()
+    if found["driver_fingerprint"] == now["driver_fingerprint"]:
+        return ""
+    options = commands.options(finding)
+    advice = f"; those that it was found with take{options}" if options else ""
+    return f"found with drivers {found['drivers']}, replayed with drivers {now['drivers']}{advice}"
 
 
 def _verdicts(j: Judgement) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ file. Every run has new contexts and a new driver; only the models are loaded on
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import resource
@@ -30,6 +31,8 @@ SHARED = (
     "llama_state_seq_load_file refuses one"
 )
 Emit = Callable[[Said], None]
+_STEP = 512
+"""Tokens after which a child says that it is still at work."""
 
 
 class Unfit(Exception):
@@ -49,6 +52,7 @@ class Subject:
 
     def __init__(self, plan: Plan):
         self.plan = plan
+        self.tell: Callable[[int], None] = lambda tokens: None
         self.shim = Shim(Path(plan.shim))
         self.lib = DriverLib(Path(plan.drivers)) if plan.drivers else None
         self.model = self._load(plan.model)
@@ -141,6 +145,8 @@ class Contexts:
                 # without what differs from position to position
                 said = dict.fromkeys(re.sub(r" \([^()]*=[^()]*\)", "", " ".join(x.split())) for x in driver.log())
                 raise DriverFailed(f"the driver's process() fails: {'; '.join(said) or 'it logs nothing'}")
+            if (at + len(part)) // _STEP > at // _STEP:
+                self.s.tell(start + at + len(part))
         return self.logits(len(part) - 1)
 
     def logits(self, row: int) -> bytes:
@@ -404,6 +410,7 @@ def serve(order: Order, emit: Emit) -> None:
         return
     for position, arm in order.todo:
         emit(Said("begin", position, arm))
+        subject.tell = functools.partial(_at, emit, position, arm)
         try:
             text = order.texts.get(position, [])
             if order.route:
@@ -416,6 +423,10 @@ def serve(order: Order, emit: Emit) -> None:
             continue
         (folder / run_file(order.route, position, arm)).write_bytes(msgspec.msgpack.encode(run))
         emit(Said("run", position, arm))
+
+
+def _at(emit: Emit, position: int, arm: Arm, tokens: int) -> None:
+    emit(Said("at", position, arm, tokens=tokens))
 
 
 def _context_facts(subject: Subject) -> dict[str, int]:

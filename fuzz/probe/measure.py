@@ -77,13 +77,14 @@ class Order(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of a child."""
+    """One line of a child. at: the run goes on, with so many tokens decoded."""
 
-    what: Literal["facts", "begin", "run", "unfit", "failed"]
+    what: Literal["facts", "begin", "at", "run", "unfit", "failed"]
     position: int = -1
     arm: str = ""
     text: str = ""
     facts: dict[str, int] = {}
+    tokens: int = 0
 
 
 class Run(msgspec.Struct, forbid_unknown_fields=True):

@@ -44,12 +44,12 @@ def draw(report: Report, folder: Path) -> list[Path]:
             if lower:
                 _accepted(axes[1][column], report, route)
             axes[-1][column].set_xticks(list(places), [str(p) for p in report.positions])
+            axes[-1][column].set_xlabel("position (tokens)")
             axes[-1][column].set_xlim(-0.6, len(report.positions) - 0.4)
         axes[0][0].set_ylabel("hidden row: max abs error" if hidden else "target logits: max abs error")
         if lower:
             axes[1][0].set_ylabel("accepted tokens")
             axes[1][0].set_ylim(bottom=0)
-        axes[-1][len(routes) // 2].set_xlabel("checkpoint position (tokens)")
         driver = f", {report.about['driver']}" if report.driven else ""
         figure.suptitle(f"State restore: {report.about['model']}{driver}", fontsize=11)
         handles: dict[str, Any] = {}

@@ -72,7 +72,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """Everything that was measured. `about` says of what, without paths of this machine."""
+    """Everything that was measured. `about` says of what, without paths of this machine. stopped: before its end."""
 
     version: int = VERSION
     about: dict[str, Any]
@@ -83,6 +83,7 @@ class Report(msgspec.Struct, kw_only=True):
     noise: dict[str, Noise]
     notes: list[str]
     log: list[str]
+    stopped: bool = False
 
     @property
     def routes(self) -> list[str]:
@@ -121,6 +122,7 @@ def probe(
 
     Raises:
         ProbeError: the runs that others are compared with fail.
+        KeyboardInterrupt: it was stopped before any route had a run; later, the report has what there is.
     """
     with tempfile.TemporaryDirectory(prefix="redraft-probe-") as tmp:
         hub = _Hub(plan, Path(tmp), listen, patience)
@@ -136,20 +138,31 @@ def probe(
         cells_too = largest([noise(straight[p], [base["", p, "cells"]]) for p in positions])
         split_too = largest([noise(straight[p], [base["", p, a] for a in ("cells", "split")]) for p in positions])
         hub.texts = {p: straight[p].text for p in positions}
-        for route in routes:
-            hub.run(route, [(p, arm) for p in positions for arm in arms(plan)])
+        stopped = False
+        try:
+            for route in routes:
+                hub.run(route, [(p, arm) for p in positions for arm in arms(plan)])
+        except KeyboardInterrupt:
+            if not any(route for route, _, _ in hub.results):
+                raise
+            stopped = True
+            hub.rest = ("left out", "the probe was stopped")
+        missed = [r for r in routes if stopped and r not in hub.heard_of]
         cells = [
             _cell(hub, route, p, arm, base["", p, "split"], split_too)
             if route == "rollback"
             else _cell(hub, route, p, arm, straight[p], cells_too)
             for route in routes
-            if route not in hub.unfit
+            if route not in hub.unfit and route not in missed
             for p in positions
             for arm in arms(plan)
         ]
         log = list(dict.fromkeys(line for r in hub.results.values() for line in r.log))
         said = list(dict.fromkeys(x for r in hub.results.values() for x in r.notes))
     width = max((len(r.hidden) for r in straight.values()), default=0)
+    notes = _notes(plan, cells, width, [d for r in straight.values() for d in r.drafts])
+    if missed:
+        notes.append(f"the probe was stopped with nothing measured yet by {', '.join(missed)}")
     return Report(
         about=about,
         facts=hub.facts,
@@ -157,8 +170,9 @@ def probe(
         unfit=hub.unfit,
         positions=list(positions),
         noise={"cells": cells_too, "split": split_too},
-        notes=[*_notes(plan, cells, width, [d for r in straight.values() for d in r.drafts]), *said],
+        notes=[*notes, *said],
         log=log,
+        stopped=stopped,
     )
 
 
@@ -171,7 +185,14 @@ class _Hub:
         self.results: dict[tuple[str, int, str], Run] = {}
         self.ends: dict[tuple[str, int, str], tuple[Outcome, str]] = {}
         self.unfit: dict[str, str] = {}
+        self.told = 0
         self.facts: dict[str, int] = {}
+        self.rest: tuple[Outcome, str] = ("failed", "it was not run")
+
+    @property
+    def heard_of(self) -> set[str]:
+        """Routes that something is known of."""
+        return {route for route, _, _ in [*self.results, *self.ends]} | set(self.unfit)
 
     def run(self, route: str, todo: list[tuple[int, Arm]]) -> None:
         """All runs of a route, in as many children as it takes."""
@@ -179,15 +200,6 @@ class _Hub:
         while todo:
             self.listen(f"{route or 'baseline'}: loading", 0)
             said, end, stderr = self._child(Order(self.plan, route, todo, self.texts, str(self.folder)))
-            for s in said:
-                if s.what == "facts":
-                    self.facts = s.facts
-                elif s.what == "unfit":
-                    self.unfit[route] = s.text
-                elif s.what == "failed":
-                    self.ends[route, s.position, s.arm] = ("failed", s.text)
-                elif s.what == "run":
-                    self.results[route, s.position, s.arm] = self._read(route, s)
             if end.how == "ok":
                 if route in self.unfit or (said and said[-1].what == "failed" and said[-1].position < 0):
                     self.listen("", len(todo))
@@ -210,6 +222,30 @@ class _Hub:
                 self.listen("", len(todo))
                 return
 
+    def _keep(self, route: str, s: Said) -> None:
+        """Take in what a child says, at once: the probe may be stopped before the child ends."""
+        if s.what == "facts":
+            self.facts = s.facts
+        elif s.what == "unfit":
+            self.unfit[route] = s.text
+        elif s.what == "failed":
+            self.ends[route, s.position, s.arm] = ("failed", s.text)
+        elif s.what == "run":
+            self.results[route, s.position, s.arm] = self._read(route, s)
+
+    def _tell(self, route: str, s: Said) -> None:
+        what = f"{route or 'baseline'}: position {s.position}, {s.arm}"
+        if s.what == "begin":
+            self.told = 0
+            self.listen(what, 0)
+        elif s.what == "at":
+            # ten times a run are enough
+            if self.told + s.position / 10 <= s.tokens <= s.position:
+                self.told = s.tokens
+                self.listen(f"{what}, {s.tokens} of {s.position} tokens", 0)
+        elif s.position >= 0:
+            self.listen("", 1)
+
     def _read(self, route: str, s: Said) -> Run:
         # written beside native code that may write anywhere
         try:
@@ -219,7 +255,6 @@ class _Hub:
             raise ProbeError(f"a child has left no run that can be read: {e}") from None
 
     def _child(self, order: Order) -> tuple[list[Said], End, str]:
-        name = order.route or "baseline"
         with (self.folder / "stderr").open("w+b") as err:
             process = subprocess.Popen(
                 COMMAND,
@@ -243,11 +278,10 @@ class _Hub:
                         hung = True
                         break
                     s = msgspec.json.decode(line, type=Said)
-                    said.append(s)
-                    if s.what == "begin":
-                        self.listen(f"{name}: position {s.position}, {s.arm}", 0)
-                    elif s.position >= 0:
-                        self.listen("", 1)
+                    if s.what != "at":
+                        said.append(s)
+                    self._keep(order.route, s)
+                    self._tell(order.route, s)
             except msgspec.DecodeError as e:
                 raise ProbeError(f"a child says what cannot be read: {e}") from None
             finally:
@@ -286,7 +320,7 @@ def _lines(fd: int, patience: float) -> Any:
 def _cell(hub: _Hub, route: str, position: int, arm: Arm, straight: Run, honest: Noise) -> Cell:
     run = hub.results.get((route, position, arm))
     if run is None:
-        outcome, why = hub.ends.get((route, position, arm), ("failed", "it was not run"))
+        outcome, why = hub.ends.get((route, position, arm), hub.rest)
         return Cell(route=route, position=position, state=arm, outcome=outcome, why=why)
     saved = bool(run.save_ms)
     return Cell(

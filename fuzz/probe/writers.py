@@ -248,7 +248,9 @@ def _what(report: Report) -> str:
     if a["draft"]:
         words.append(f"draft {a['draft']} ({a['draft_bytes']} bytes)")
     if report.driven:
-        words.append(f"driver {a['driver']}, n_max {f['n_draft_max']}")
+        # a draft with fewer heads than that drafts less
+        less = f" (drafts {f['n_draft_max']} at most)" if f["n_draft_max"] != a["n_max"] else ""
+        words.append(f"driver {a['driver']}, n_max {a['n_max']}{less}")
     p = a["params"]
     words.append(f"n_ctx {f['n_ctx']}, n_ubatch {f['n_ubatch']}, n_rs_seq {f['n_rs_seq']}")
     words.append(f"K/V {p['type_k']}, flash attention {'on' if p['flash_attn'] else 'off'}")

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fuzz.repro import plain
+from fuzz.repro import commands, plain
 from fuzz.repro.plain import AskFor, Call, CorruptSlot, DecodeRows, Memory, NewContext, RestoreState, SaveState
 from fuzz.repro.python import HANG_SECONDS, WIDTH, comment, context_fields, params_names, wrap
 from oracles.verdict import Check
@@ -15,11 +15,6 @@ from subjects.scenario import ContextParams
 
 if TYPE_CHECKING:
     from fuzz.finding import Finding
-
-COMPILE = (
-    "g++ -std=c++17 repro.cpp -I <llama.cpp>/include -I <llama.cpp>/ggml/include -L <build>/bin -Wl,-rpath,<build>/bin"
-    " -lllama -lggml-base -o repro && ./repro model.gguf"
-)
 
 _FILES = "fstream", "iterator", "string"
 _INCLUDES = "algorithm", "cmath", "cstdint", "cstdio", "cstdlib", *_FILES, "vector"
@@ -501,16 +496,17 @@ def repro_cpp(finding: Finding, calls: Sequence[Call], reference_calls: Sequence
 def _head(finding: Finding) -> str:
     model = finding.scenario.model
     if model.recipe is not None:
-        source = "The model is written by: python repro.py --write-model model.gguf"
+        source = "model.gguf is written by: python repro.py --write-model model.gguf"
     else:
-        source = f"Seen with {model.label()}" + (f", SHA-256 {model.sha256}." if model.sha256 else ".")
-    return head(finding, COMPILE, [source])
+        source = commands.given(model)
+    return head(finding, commands.compile_line(finding), [*commands.places(finding), source])
 
 
 def head(finding: Finding, compile: str, notes: Sequence[str]) -> str:
     """The comment that a program begins with: what is wrong, how to compile it, notes (a line each)."""
     ends = "Exit code: 0 not reproduced, 1 reproduced; where it is a crash, the process dies."
-    lines = [finding.rule, "", f"{finding.title}. Seen with {finding.build}.", "", compile, "", *notes, ends]
+    seen = f"{finding.title}. Seen with {commands.seen_with(finding)}."
+    lines = [finding.rule, "", seen, "", compile, "", *notes, ends]
     wrapped = [
         part
         for line in lines

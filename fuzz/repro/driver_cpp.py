@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from fuzz.repro import commands
 from fuzz.repro import driver_pieces as pieces
 from fuzz.repro.cpp import head, params_cpp
 from fuzz.repro.driver_calls import INDENT, Calls
@@ -23,7 +24,7 @@ from fuzz.repro.python import HANG_SECONDS
 from fuzz.repro.words import sentence
 from oracles.band import FLOOR_ULPS, SAFETY, STEP
 from subjects.driving import Seat
-from subjects.scenario import ContextParams, DriverParams, ModelRef, Propose, Reopen, Rewind, Verify
+from subjects.scenario import ContextParams, ModelRef, Propose, Reopen, Rewind, Verify
 from subjects.trace import Batch, Row, Step, Trace
 
 if TYPE_CHECKING:
@@ -39,15 +40,6 @@ _PIECE = {
     "difference": pieces.DIFFERENCE,
     "show": pieces.SHOW,
 }
-
-
-def compile_line(d: DriverParams) -> str:
-    """How the program is compiled and run."""
-    return (
-        "g++ -std=c++17 repro.cpp -I <llama.cpp>/common -I <llama.cpp>/include -I <llama.cpp>/ggml/include "
-        "-I <llama.cpp>/vendor -L <build>/bin -Wl,--no-as-needed,-rpath,<build>/bin -lllama-common -lllama -lggml "
-        f"-lggml-base -o repro && ./repro model.gguf{' draft.gguf' if d.draft is not None else ''}"
-    )
 
 
 def write_line(model: ModelRef, path: str) -> str:
@@ -165,24 +157,19 @@ class _Program:
 
     def _head(self) -> str:
         d, model = self.driver, self.scenario.model
-        notes = ["With the headers in common/ that the build was made from."]
-        if self.finding.build.startswith("llama-cpp-python"):
-            notes.append(
-                "Of a llama-cpp-python, <build>/bin is two folders: site-packages/llama_cpp/lib, and site-packages/lib "
-                "for libllama-common."
-            )
+        notes = commands.places(self.finding)
         for ref, path in ((model, "model.gguf"), (d.draft, "draft.gguf")):
             if ref is None:
                 continue
             if ref.recipe is not None:
                 notes.append(f"{path} is written by: {write_line(ref, path)}")
             else:
-                notes.append(f"{path}: {ref.label()}" + (f", SHA-256 {ref.sha256}." if ref.sha256 else "."))
+                notes.append(commands.given(ref))
         if d.impl != "native":
             notes.append("It was seen with redraft's own driver in Python; here llama.cpp's makes the same calls.")
         if self.driver.backend_sampling and not self.sampling:
             notes.append("It was seen with backend sampling, which is off here, so that logits can be read.")
-        return head(self.finding, compile_line(d), [*notes, *self.notes])
+        return head(self.finding, commands.compile_line(self.finding), [*notes, *self.notes])
 
     # --- a wrong draft ------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fuzz.repro import words
-from fuzz.repro.driver_cpp import compile_line, write_line
+from fuzz.repro.driver_cpp import write_line
 from fuzz.repro.driver_words import driver_text
 from subjects.scenario import ModelRef, Propose
 from subjects.trace import Step, Trace
@@ -53,11 +53,11 @@ def clean(finding: Finding, reference: Trace | None) -> list[str]:
 
 
 def programs(finding: Finding) -> list[str]:
-    """Commands that write the models and run the program."""
+    """Commands that write the models."""
     d = finding.scenario.driver
     assert d is not None
     made = [(finding.scenario.model, "model.gguf"), *([(d.draft, "draft.gguf")] if d.draft is not None else [])]
-    return [*(write_line(m, path) for m, path in made if m.recipe is not None), compile_line(d)]
+    return [write_line(m, path) for m, path in made if m.recipe is not None]
 
 
 def models(finding: Finding) -> list[tuple[str, ModelRef]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fuzz.repro import plain
+from fuzz.repro import commands, plain
 from fuzz.repro.plain import AskFor, Call, CorruptSlot, DecodeRows, Memory, NewContext, RestoreState, SaveState
 from oracles.verdict import Check
 from subjects import ggufwriter, recipes
@@ -506,7 +506,8 @@ def repro_py(finding: Finding, calls: Sequence[Call], reference_calls: Sequence[
 
 
 def _doc(finding: Finding) -> str:
-    lines = [finding.rule, "", f"{finding.title}. Seen with {finding.build}; needs llama-cpp-python and numpy."]
+    seen = f"{finding.title}. Seen with {commands.seen_with(finding)}; needs llama-cpp-python and numpy."
+    lines = [finding.rule, "", seen]
     model = finding.scenario.model
     if model.recipe is None and model.sha256:
         lines.append(f"Seen with {model.label()}, SHA-256 {model.sha256}.")

@@ -7,8 +7,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from fuzz.repro import driver_readme, plain, words
-from fuzz.repro.cpp import COMPILE
+from fuzz.repro import commands, driver_readme, plain, words
 from fuzz.repro.phrases import count
 from oracles.verdict import Check
 from subjects.scenario import ModelRef
@@ -81,11 +80,11 @@ def explain(finding: Finding, trace: Trace, reference: Trace | None = None) -> s
 
 
 def _because(finding: Finding) -> str:
-    return (
-        finding.violation.because
-        if finding.violation
-        else "The process that makes these calls does not live to see the last one return."
-    )
+    if finding.violation is None:
+        return "The process that makes these calls does not live to see the last one return."
+    because, what = finding.violation.because, finding.check.what
+    # what tells crashes apart has no numbers of the run
+    return because.replace(what, _scrub(finding.end).strip()) if finding.end and what else because
 
 
 def _model(finding: Finding) -> str:
@@ -101,7 +100,7 @@ def _model(finding: Finding) -> str:
 def _model_name(ref: ModelRef, writer: str) -> str:
     if ref.recipe is not None:
         return f"generated, `{ref.recipe}` version {ref.version}, seed {ref.seed} ({writer} writes it)"
-    return f"`{ref.label()}`" + (f" (SHA-256 {ref.sha256})" if ref.sha256 else "")
+    return f"the given file `{ref.label()}`" + (f" (SHA-256 {ref.sha256})" if ref.sha256 else "")
 
 
 def _numbered(lines: list[str]) -> str:
@@ -230,16 +229,24 @@ def _ways(finding: Finding) -> list[str]:
     make = "python repro.py --write-model model.gguf\n"
     run = "python repro.py"
     if finding.scenario.model.recipe is None:
-        model, make, run = "needs llama-cpp-python and numpy", "", "python repro.py --model model.gguf"
-    ours = "With redraft, in the folder of this finding:\n\n```\nredraft replay .\n```"
+        file = commands.model_file(finding.scenario.model)
+        model, make, run = "needs llama-cpp-python and numpy", "", f"python repro.py --model {file}"
+    ours = f"With redraft, in the folder of this finding{_options(finding)}:\n\n```\n{commands.replay(finding)}\n```"
+    compiled = commands.compile_line(finding)
+    places = f"`S` and `L` are the headers and the libraries that `{commands.doctor(finding)}` prints"
     if finding.scenario.driver is not None:
-        commands = "\n".join(driver_readme.programs(finding))
-        return [ours, f"With llama.h and common/speculative.h ({verdict}):\n\n```\n{commands}\n```"]
+        lines = "\n".join([*driver_readme.programs(finding), compiled])
+        return [ours, f"With llama.h and common/speculative.h ({verdict}); {places}:\n\n```\n{lines}\n```"]
     return [
         ours,
         f"With Python ({model}; {verdict}):\n\n```\n{run}\n```",
-        f"With llama.h:\n\n```\n{make}{COMPILE}\n```",
+        f"With llama.h; {places}:\n\n```\n{make}{compiled}\n```",
     ]
+
+
+def _options(finding: Finding) -> str:
+    told = commands.told(finding)
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def _environment(finding: Finding) -> list[str]:

@@ -100,5 +100,5 @@ def get(name: str) -> Recipe:
     try:
         return _registry()[name]
     except KeyError:
-        near = difflib.get_close_matches(name, names(drivers=True)) or names()
+        near = difflib.get_close_matches(name, names(drivers=True)) or names(drivers=True)
         raise KeyError(f"no recipe is called {name!r}; did you mean {', '.join(near)}?") from None

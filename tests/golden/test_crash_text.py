@@ -11,8 +11,9 @@ from typing import get_args
 
 import pytest
 
+from fuzz.job import end_text
 from oracles.liveness import crash_text
-from subjects.trace import End
+from subjects.trace import End, Trace
 
 LOGS = sorted((Path(__file__).parent / "data" / "crash").glob("*.txt"))
 
@@ -61,3 +62,20 @@ def test_another_line_number_and_another_folder_are_the_same_crash(path: Path) -
 @pytest.mark.parametrize("log", ["", "\n", "\0\0", "::::", "a.cpp:1:", "what():", "terminate called", "\u2028\x85"])
 def test_nothing_that_is_printed_makes_it_fail(end: End, log: str) -> None:
     assert isinstance(crash_text(end, log), str)
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda p: p.stem)
+def test_a_report_shows_the_line_with_its_numbers(path: Path) -> None:
+    end, log, what = parse(path)
+    shown = end_text(Trace([], [], end, stderr=log), what)
+    assert shown == what or (shown in log and crash_text(end, shown) == what)
+    assert shown != what or "N" not in what.split()
+
+
+def test_numbers_of_a_run_are_shown_and_do_not_tell_crashes_apart() -> None:
+    line = "/tmp/build/common/ngram-map.cpp:260: common_ngram_map_draft: map.idx_last_check > cur_len: 25 > 21"
+    end = End("signal", 6)
+    what = crash_text(end, f"warning: 1\n{line}\n")
+    assert what == "ngram-map.cpp: common_ngram_map_draft: map.idx_last_check > cur_len: N > N"
+    assert end_text(Trace([], [], end, stderr=f"warning: 1\n{line}\n"), what) == line
+    assert end_text(Trace([], [], End("signal", 11), stderr="warning: 1\n"), "SIGSEGV") == "SIGSEGV"

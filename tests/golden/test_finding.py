@@ -305,13 +305,36 @@ def driver() -> tuple[Finding, dict[str, Trace]]:
     return finding, {"subject": subject, "reference": clean}
 
 
-CASES = {"rollback": rollback, "device": device, "positions": positions, "driver": driver}
+def patched() -> tuple[Finding, dict[str, Trace]]:
+    """The same with a checkout's drivers and a patch, on the user's own models."""
+    finding, traces = driver()
+    scenario = finding.scenario
+    assert scenario.driver is not None
+    own = msgspec.structs.replace(
+        scenario,
+        model=ModelRef(path="/somewhere/q.gguf", sha256="ab" * 32),
+        driver=msgspec.structs.replace(scenario.driver, draft=ModelRef(path="/somewhere/d.gguf")),
+    )
+    environment = ENVIRONMENT | {
+        "kind": "tree",
+        "build": "llama.cpp/build",
+        "drivers": "compiled from the given checkout llama.cpp (common/speculative.cpp 1111111111111111), patched with "
+        "fix.diff (2222222222222222); library 3333333333333333",
+        "driver_fingerprint": "3333333333333333",
+        "driver_sources": ["common/speculative.cpp 1111111111111111", "common/ngram-mod.cpp 4444444444444444"],
+        "driver_checkout": "llama.cpp",
+        "driver_patch": "fix.diff 2222222222222222",
+    }
+    return msgspec.structs.replace(finding, scenario=own, original=own, environment=environment), traces
+
+
+CASES = {"rollback": rollback, "device": device, "positions": positions, "driver": driver, "patched": patched}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_people_read(case: str) -> None:
     written = findings.files(*CASES[case]())
-    assert ("repro.py" in written) == (case != "driver")
+    assert ("repro.py" in written) == (case not in ("driver", "patched"))
     for name in (n for n in SHOWN if n in written):
         golden = DATA / case / f"{name}.golden"
         if os.environ.get("REDRAFT_UPDATE_GOLDEN"):
@@ -328,12 +351,25 @@ def test_the_rule_is_the_first_line_and_the_script_is_python(case: str) -> None:
     text = b"".join(written[name] for name in SHOWN if name in written)
     assert b"/tmp/" not in text
     assert b"/somewhere" not in text
-    if case == "driver":  # the one thing of ours in its program is how the models are written
-        assert written["repro.cpp"].count(b"redraft") == 2
+    if "repro.py" not in written:  # the one thing of ours in its program is how the models are written
+        assert written["repro.cpp"].count(b"redraft") == (2 if case == "driver" else 0)
         return
     ast.parse(written["repro.py"])
     assert b"import subjects" not in written["repro.py"]
     assert b"redraft" not in written["repro.cpp"]
+
+
+def test_a_crash_is_told_with_the_numbers_of_its_run() -> None:
+    finding, traces = device()
+    what = "ngram-map.cpp: map.idx_last_check > cur_len: N > N"
+    violation = msgspec.structs.replace(
+        finding.violation, because=f"It ended the process: {what}", check=Check(kind="alive", step=4, what=what)
+    )
+    end = "/tmp/build/common/ngram-map.cpp:260: map.idx_last_check > cur_len: 25 > 21"
+    written = findings.files(msgspec.structs.replace(finding, violation=violation, end=end), traces)
+    text = written["README.md"].decode()
+    assert text.count("ngram-map.cpp:260: map.idx_last_check > cur_len: 25 > 21") == 2
+    assert "N > N" not in text and "/tmp/" not in text
 
 
 def test_a_folder_is_read_back_and_replaced_only_when_asked(tmp_path: Path) -> None:

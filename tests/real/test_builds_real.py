@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from fuzz import doctor
 from subjects import builds, shimcache
-from subjects.builds import BadBuild, Build
+from subjects.builds import BadBuild, Build, NoDrivers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -192,12 +193,28 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "logits after the restore are those before" in text
     assert "FAILED" not in text
+    # a line each, to be pasted before the commands of a finding
+    places = dict(re.findall(r"^(?:headers|libraries): ([SL])=(.+)$", text, re.M))
+    assert all((Path(places["S"]) / d).is_file() for d in ("common/speculative.h", "include/llama.h"))
+    libraries = [p.stem for d in places["L"].split(":") for p in Path(d).glob("*.so")]
+    assert {"libllama", "libllama-common", "libggml", "libggml-base"} <= set(libraries)
 
 
-def test_doctor_without_drivers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.run(None, as_json=False, llama_src=tmp_path) == 0
+def test_doctor_without_drivers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert doctor.run(None, as_json=False, llama_src=tmp_path) == 2
     text = capsys.readouterr().out
-    assert f"warning speculative drivers compile and load  {tmp_path} is no llama.cpp checkout" in text
+    assert f"FAILED speculative drivers compile and load  {tmp_path} is no llama.cpp checkout" in text
+    assert "can be tested" not in text, "they were asked for"
+
+    def none(*_: object) -> Path:
+        raise NoDrivers("no headers")
+
+    monkeypatch.setattr(builds, "driver_library", none)
+    assert doctor.run(None, as_json=False) == 0
+    text = capsys.readouterr().out
+    assert "warning speculative drivers compile and load  no headers" in text
     assert "no driver can be tested, everything else can" in text
     assert "This build can be tested." in text
 

@@ -84,3 +84,22 @@ def test_what_is_no_pair_is_said(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2 and "qwen35-mtp" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"params": {"n_seq_max": 300}}, "n_seq_max must be <= 256"),
+        ({"misuse": True, "ops": [{"op": "propose", "seqs": [-1]}]}, "the harness cannot run this: operation 0"),
+        ({"ops": []}, "no operation ran"),
+        ({"driver": {"kind": "draft-mtp", "draft": {"recipe": "llama"}}}, "llama has no NextN layers"),
+    ],
+)
+def test_what_does_not_run_is_no_fixed(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+    decode = {"op": "decode", "parts": [{"seq": 0, "n": 4}]}
+    program = {"model": {"recipe": "qwen35"}, "driver": {"kind": "draft-mtp"}, "ops": [decode], **changed}
+    (tmp_path / "a.json").write_text(json.dumps(program))
+    code, document = redraft("replay", "--runs", "1", str(tmp_path / "a.json"))
+    (result,) = document["results"]
+    assert (code, result["verdict"]) == (2, "ERROR")
+    assert says in result["text"]

@@ -316,6 +316,13 @@ def test_driver_library_of_a_tree(tmp_path: Path, wanted: list[tuple[Ours, dict[
     at = drivers(tmp_path / "t")
     b = find_build(at)
     assert builds.driver_library(b).parent.name == "drivers"
+    said: list[str] = []
+    place = builds.driver_library(b, compiling=lambda: said.append("now"))
+    put(place)
+    assert builds.driver_library(b, compiling=lambda: said.append("again")) == place
+    place.unlink()
+    assert said == ["now"], "what is in the cache is not compiled"
+    del wanted[1:]
     ((ours, texts),) = wanted
     assert ours.include == (at / "common", at / "include", at / "ggml/include", at / "vendor")
     assert [p.name for p in ours.link] == ["libllama-common.so", "libllama.so", "libggml.so", "libggml-base.so"]

@@ -16,6 +16,7 @@ from fuzz.known import load_all
 from fuzz.triage import Symptom
 from oracles.registry import ORACLES
 from oracles.verdict import Check, Verdict, Violation
+from subjects.pairs import all_pairs
 from subjects.recipes import names
 from subjects.scenario import Decode, ModelRef, Part, Scenario, dumps
 
@@ -129,7 +130,12 @@ def test_a_campaign_with_drivers_goes_on_with_its_own(
 ) -> None:
     build = SimpleNamespace(name="b", fingerprint="b", version="")
     at = SimpleNamespace(
-        build=build, shim=tmp_path, cache=tmp_path, models=tmp_path, driver=tmp_path / "lib", drivers_label=str
+        build=build,
+        shim=tmp_path,
+        cache=tmp_path,
+        models=tmp_path,
+        driver=tmp_path / "lib",
+        driver_origin=lambda: {"drivers": "patched with fix.diff (0123456789abcdef); library lib"},
     )
     fuzz_verb = VERBS["fuzz"]
     monkeypatch.setattr(fuzz_verb, "bench", lambda *_: at)
@@ -147,7 +153,10 @@ def test_a_campaign_with_drivers_goes_on_with_its_own(
         return capsys.readouterr().err
 
     asked = ["--driver", "qwen35-mtp", "--plant", "pending-row"]
-    assert "far enough" in fuzz(*asked, "--seed", "1")
+    assert main(["fuzz", "--out", str(tmp_path / "o"), *asked, "--seed", "1"]) == 2
+    out, err = capsys.readouterr()
+    assert "far enough" in err
+    assert "Testing b (b), drivers patched with fix.diff (0123456789abcdef); library lib, with" in " ".join(out.split())
     assert "far enough" in fuzz("--resume")
     assert "far enough" in fuzz("--resume", "--driver", "qwen35-mtp")
     assert "far enough" in fuzz("--resume", *asked)
@@ -159,10 +168,96 @@ def test_a_campaign_with_drivers_goes_on_with_its_own(
     assert len(ran) == 4
 
 
+def test_what_is_left_out_is_taken_from_the_campaign_that_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuzz_verb = VERBS["fuzz"]
+    ran: list[campaign.Plan] = []
+
+    def bench(build: Path | None, src: Path | None, patch: Path | None) -> SimpleNamespace:
+        drivers = f"lib-{src and src.name}-{patch and patch.name}"
+        found = SimpleNamespace(name="b", fingerprint="own" if build else "b", version="")
+        return SimpleNamespace(
+            build=found,
+            shim=tmp_path,
+            cache=tmp_path,
+            models=tmp_path,
+            driver=Path(drivers),
+            driver_origin=lambda: {"drivers": "d"},
+        )
+
+    def stop(asked: campaign.Plan, *_: object, **__: object) -> None:
+        ran.append(asked)
+        raise campaign.CampaignError("far enough")
+
+    monkeypatch.setattr(fuzz_verb, "bench", bench)
+    monkeypatch.setattr(fuzz_verb, "environment", lambda _: {})
+    monkeypatch.setattr(campaign, "run", stop)
+
+    def fuzz(out: str, *more: str) -> str:
+        assert main(["fuzz", "--out", str(tmp_path / out), *more]) == 2
+        return capsys.readouterr().err
+
+    for avoid in ("always", "never"):
+        fuzz(avoid, "--model", "llama", "--avoid", avoid)
+        assert "far enough" in fuzz(avoid, "--resume")
+        assert ran[-1] == ran[-2] and ran[-1].avoid == avoid
+        assert "other values of avoid" in fuzz(avoid, "--resume", "--avoid", "auto")
+    asked = ["--llama-src", "x/mine", "--driver-patch", "fix"]
+    fuzz("src", "--driver", "qwen35-mtp", *asked)
+    assert "give --llama-src and --driver-patch again" in fuzz("src", "--resume")
+    assert fuzz("src", "--resume", *asked[2:]).endswith(": give --llama-src again\n")
+    assert "compiled from other sources" in fuzz("src", "--resume", "--llama-src", "x/other", *asked[2:])
+    assert "far enough" in fuzz("src", "--resume", *asked)
+    fuzz("own", "--model", "llama", "--build", "t")
+    assert fuzz("own", "--resume").endswith(": give --build again\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--driver", "draft-mpt"], "did you mean draft-mtp"),
+        (["--driver", "draft-mpt", "--model", "qwen35"], "did you mean draft-mtp"),
+        (["--driver", "all", "--model", "qwen35"], "'all' stands for pairs, which have models of their own; leave out"),
+        (["--driver", "qwen35-mtp", "--model", "qwen35"], "'qwen35-mtp' stands for pairs"),
+        (["--model", "qwen36"], "did you mean qwen35"),
+        (["--model", "gemma4-assistant"], "is a model of programs with a driver: --driver gemma4-mtp"),
+    ],
+)
+def test_a_name_that_is_none_is_answered_with_near_ones(
+    argv: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at = SimpleNamespace(models=tmp_path, shim=tmp_path)
+    monkeypatch.setattr(VERBS["fuzz"], "bench", lambda *_: at)
+    assert main(["fuzz", *argv]) == 2
+    err = capsys.readouterr().err
+    assert says in err and len(err.splitlines()) == 1
+
+
+def test_reduce_looks_first_whether_its_result_can_be_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VERBS["reduce"], "bench", lambda *_: pytest.fail("it began"))
+    (tmp_path / "a.json").write_text(dumps(PROGRAM))
+    for out in (tmp_path / "no" / "x.json", tmp_path):
+        assert main(["reduce", str(tmp_path / "a.json"), "--out", str(out)]) == 2
+        assert f"cannot write {out}: " in capsys.readouterr().err
+
+
+def test_the_names_of_pairs_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pairs"]) == 0
+    words = capsys.readouterr().out.split()
+    assert all(words.count(p.name) == 2 and p.kind in words for p in all_pairs())
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["models", "--json"], set(names())),
+        (["models", "--json"], set(names(drivers=True))),
         (["oracles", "--json"], {o.name for o in ORACLES}),
         (["known", "--json"], {f.name for f in load_all()}),
     ],
@@ -197,7 +292,7 @@ def test_reading_files(tmp_path: Path) -> None:
     for path in (tmp_path / "b.json", tmp_path / "c.json", tmp_path / "none.json", tmp_path):
         with pytest.raises(Usage) as e:
             read(path)
-        assert str(path) in str(e.value)
+        assert str(e.value).count(str(path)) == 1, "said once"
 
 
 def test_folders_are_opened(tmp_path: Path) -> None:

@@ -594,7 +594,7 @@ def test_only_others_were_worked_on_since_it_was_right() -> None:
 def test_what_is_seen_in_words() -> None:
     account, h = by_hand(CP, RW, ask(), shaped=(1,))
     assert what(h) == "tokens"
-    assert seen(h) == "it drafts [1], a clean context drafts [2] and prefers its own token by 50"
+    assert seen(h) == "it drafts 1, a clean context drafts 2 and prefers its own token by 50"
     assert where(account, h) == "sequence 0 drafts behind 4 tokens in operation 2 after operation 1 (rewind)"
     assert [line.partition(":")[0] for line in rungs(h)] == ["paired row", "draft logits", "draft tokens"]
     _, row = by_hand(ask(), row=99.0)

@@ -119,6 +119,7 @@ def report(cells: list[Cell], driver: str | None = "draft-mtp", **more: Any) -> 
         "draft_bytes": None,
         "driver": driver,
         "rounds": 4,
+        "n_max": 3,
         "prompt": "prompt of 34 pseudo-random tokens, seed 0",
         "params": msgspec.to_builtins(ContextParams(n_seq_max=1)),
         "n_gpu_layers": 0,
@@ -172,6 +173,13 @@ def test_markdown_without_a_driver_has_no_columns_of_one() -> None:
     assert lines == [["host", "34", "0.5 (0.25)", "0 of 6", "200", "0.5", "0.25"]]
 
 
+def test_a_driver_that_drafts_less_than_n_max_says_both() -> None:
+    found = report(DRIVEN)
+    assert "driver draft-mtp, n_max 3;" in markdown(found)
+    found.facts["n_draft_max"] = 2
+    assert "driver draft-mtp, n_max 3 (drafts 2 at most);" in markdown(found)
+
+
 def test_csv() -> None:
     found = list(csv.DictReader(io.StringIO(csv_text(report([*DRIVEN, cell("file", "only", compared(None, 0, 0))])))))
     assert [(r["route"], r["driver_state"], r["outcome"]) for r in found] == [
@@ -217,6 +225,12 @@ def test_picture(tmp_path: Path) -> None:
     words = "".join(root.itertext())
     assert "driver state left out" in words and "host" in words and "device" not in words
     assert draw(report(DRIVEN[2:]), tmp_path) == []
+
+
+def test_every_panel_of_the_picture_has_its_label(tmp_path: Path) -> None:
+    cells = [cell(r, "only", compared(None, 0, 0, 0.5)) for r in ("host", "device", "replay", "file")]
+    words = "".join(ET.fromstring(draw(report(cells, driver=None), tmp_path)[1].read_text("utf-8")).itertext())
+    assert words.count("position (tokens)") == 4
 
 
 # --- the header of a model's file -------------------------------------------------------------------------------------
@@ -364,4 +378,4 @@ def test_without_runs_to_compare_with_there_is_no_table(tmp_path: Path, monkeypa
     child.write_text("import os\nos.abort()\n", "utf-8")
     monkeypatch.setattr(table, "COMMAND", [sys.executable, str(child)])
     with pytest.raises(ProbeError, match="SIGABRT"):
-        probe(plan(), [34], ["host"], {"driver": None}, lambda what, n: None, 20.0)
+        probe(plan(), [34], ["host"], {"driver": None}, lambda what, n: None)

@@ -129,7 +129,7 @@ def test_recipes_for_drivers_are_not_among_the_plain_ones() -> None:
 def test_unknown_name_lists_near_ones() -> None:
     with pytest.raises(KeyError, match=r"no recipe is called 'qwen36'; did you mean qwen35"):
         recipes.get("qwen36")
-    with pytest.raises(KeyError, match=r"did you mean deepseek4, falcon-h1, .*rwkv7"):
+    with pytest.raises(KeyError, match=r"did you mean deepseek4, eagle3-llama, .*step35"):
         recipes.get("@@@@")
 
 

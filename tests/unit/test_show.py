@@ -140,6 +140,16 @@ def test_coverage_of_drivers_has_the_operations_that_they_ran_and_a_column_a_dri
     assert both["propose"] == ["-", "-", "-", "-", "-", "4"]
 
 
+def test_coverage_of_many_drivers_has_a_row_a_driver() -> None:
+    drivers = [f"{memory}-draft-{kind}" for memory in show.MEMORIES for kind in ("mtp", "eagle3")]
+    ran = {f"{op}/{d}": i for i, d in enumerate(drivers) for op in show.DRIVER_OPS}
+    out = io.StringIO()
+    Console(file=out, width=120).print(show.coverage_table(ran))
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert lines[0] == ["driver", *(n for n in OP_NAMES if n in show.DRIVER_OPS)]
+    assert {line[0]: set(line[1:]) for line in lines[1:]} == {d: {str(i)} for i, d in enumerate(drivers)}
+
+
 def test_the_live_display_can_be_drawn() -> None:
     s = status(finding())
     s.doing = {1: "draft:x"}
