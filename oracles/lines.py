@@ -438,8 +438,12 @@ class _Fold:
         n = line.history.length
         if not self.facts.n_swa or not n or not step.pos or line.undefined:
             return line
-        lowest = max(step.pos[seq][0], step.draft_pos[seq][0] if step.draft_pos else -1)
-        return replace(line, undefined=WINDOW_GONE) if lowest > window_need(range(n), self.facts.n_swa) else line
+        draft = step.draft_pos[seq] if step.draft_pos else (-1, -1)
+        own = self.kind.startswith("draft-") and not self.facts.draft_shares
+        # cut to before the window of what was put back, a memory is empty
+        empty = own and draft[1] < 0 and n > int(self.kind == "draft-eagle3") and bool(line.draft and line.shaped)
+        gone = max(step.pos[seq][0], draft[0]) > window_need(range(n), self.facts.n_swa)
+        return replace(line, undefined=WINDOW_GONE) if gone or empty else line
 
     def _stale(self, m: Moment, was: Line) -> bool:
         """Recurrent parts go back within the sequence's last ubatch only; sequences of unequal length share one."""

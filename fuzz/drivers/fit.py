@@ -96,9 +96,8 @@ def check(kind: DriverKind, model: Gguf, draft: Gguf | None) -> None:
     if kind == "draft-simple":
         bare = list(dict.fromkeys(g.label for g in (model, draft) if g.vocabulary == "no_vocab"))
         if bare:
-            raise Misfit(
-                f"draft-simple compares the texts of tokens, and {' and '.join(bare)} {'has' if len(bare) == 1 else 'have'} none (no_vocab)"
-            )
+            names = f"{' and '.join(bare)} {'has' if len(bare) == 1 else 'have'}"
+            raise Misfit(f"draft-simple compares the texts of tokens, and {names} none (no_vocab)")
 
 
 def _widths(kind: str, model: Gguf, draft: Gguf) -> None:

@@ -509,6 +509,9 @@ def test_behind_a_cut_a_window_must_hold_what_the_next_token_sees() -> None:
     assert cut_(23) == WINDOW_GONE
     draft = DriverTape(memory="window").decode((0, tuple(range(40)))).rm(n=3, draft_pos={0: (30, 36)})
     assert draft.line().undefined == WINDOW_GONE
+    # of a state that was saved behind more tokens nothing may be left: an empty memory has no lowest position
+    both = DriverTape(memory="window").decode((0, tuple(range(33)))).checkpoint(0).decode((1, (1,)))
+    assert both.rewind(1, parts=("draft",), draft_pos={1: (-1, -1)}).line(1).undefined == WINDOW_GONE
     dense = fed().rm(n=3, pos={0: (4, 4)})
     assert not dense.line().undefined
 
