@@ -56,6 +56,10 @@ LOST = Event("lost")
 """What a driver that learns has gone through is not known."""
 
 
+NOWHERE: Tokens = (-1,)
+"""Behind no tokens that there can be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """What one sequence must hold.
@@ -498,8 +502,8 @@ class _Fold:
         self.kept[op.slot] = replace(self.kept[op.slot], mangled=op.how)
 
     def _rewind(self, op: Rewind, m: Moment) -> None:
-        kept, line = self.kept[op.slot], self.lines[op.seq]
-        saved = kept.line
+        kept = self.kept[op.slot]
+        line, saved = _known(self.lines[op.seq]), _known(kept.line)
         want = saved.tokens
         undefined = saved.undefined if "target" in op.parts else line.undefined
         if kept.flags & ON_DEVICE and (kept.epoch != self.epoch or self.device.get(op.seq) != kept.number):
@@ -608,6 +612,11 @@ class _Fold:
 
     def _ask(self, op: Ask, m: Moment) -> None:
         pass
+
+
+def _known(line: Line) -> Line:
+    """Of an undefined line draft and driver are not known either: they may stay where the target is put back."""
+    return replace(line, draft=None, carry=NOWHERE) if line.undefined else line
 
 
 def _firsts(taps: Iterable[Tap], seqs: set[int]) -> dict[int, tuple[int, Floats]]:

@@ -8,7 +8,7 @@ import pytest
 from driver_fakes import HIDDEN, DriverTape
 
 from oracles.ledger import WINDOW_GONE
-from oracles.lines import LEARNS, LOST, DraftClaim, Event, Line, given
+from oracles.lines import LEARNS, LOST, NOWHERE, DraftClaim, Event, Line, given
 from subjects.scenario import ON_DEVICE, PARTIAL, PIECES, ContextParams, Mangling, Piece, Propose, Route
 from subjects.trace import Step, Tap, TapRow
 
@@ -356,6 +356,17 @@ def test_the_same_checkpoint_goes_into_another_sequence(kind: str) -> None:
     tape = polluted(SIMPLE, offers=True).rewind(1, parts=("target", "driver"))
     assert tape.line(1).draft == ()
     assert unknown(tape.propose((1, 3, (4,)))) == ["the draft's memory holds other tokens"]
+
+
+def test_what_is_left_of_an_undefined_sequence_is_not_known_either() -> None:
+    """The target put back alone does not make a draft right that went wrong with the old one."""
+    for parts in (("target",), ("target", "driver")):
+        tape = fed(SIMPLE, offers=True).checkpoint(0).decode((0, B), rc=1).rewind(0, parts=parts)
+        assert (tape.line().undefined, tape.line().draft) == ("", None)
+    alone = fed(offers=True).checkpoint(0).decode((0, B), rc=1).rewind(0, parts=("target", "draft"))
+    assert alone.line().carry == NOWHERE
+    whole = fed(offers=True).checkpoint(0).decode((0, B), rc=1).rewind(0)
+    assert in_step(whole.line())
 
 
 def test_a_restore_in_step_is_no_gap_of_the_interface() -> None:
