@@ -117,6 +117,28 @@ def _open_rows(state: Rounds, op: AnyOp) -> bool:
     )
 
 
+def _purge(state: Rounds, op: AnyOp) -> bool:
+    """window-purge of fuzz.avoid in a program with a driver: a batch of several micro-batches that goes over a window.
+    Where holes are is not known here, and chained heads make some themselves.
+    """
+    if not state.traits.window or not isinstance(op, Decode | Verify):
+        return False
+    n = {p.seq: p.n for p in op.parts} if isinstance(op, Decode) else dict.fromkeys(op.seqs, 1 + state.driver.n_max)
+    unequal = not state.params.kv_unified and len(set(n.values())) > 1  # such a batch is split by sequence
+    if sum(n.values()) <= state.params.n_ubatch and not unequal:
+        return False
+    return any(state.seqs[s].hi and state.seqs[s].hi + k > state.traits.window for s, k in n.items())
+
+
+def _one_ubatch(state: Rounds, op: AnyOp) -> AnyOp | None:
+    """The first sequence's tokens alone, as many as a micro-batch takes."""
+    if not isinstance(op, Decode):
+        return None
+    first = op.parts[0]
+    n = min(first.n, state.params.n_ubatch)
+    return msgspec.structs.replace(op, parts=(msgspec.structs.replace(first, n=n),))
+
+
 DRIVER_AVOIDANCES: dict[str, DriverAvoidance] = {
     a.name: a
     for a in (
@@ -132,6 +154,7 @@ DRIVER_AVOIDANCES: dict[str, DriverAvoidance] = {
             "eagle3-undrafted", "tokens behind a partial acceptance, without a draft in between", _undrafted
         ),
         DriverAvoidance("eagle3-open", "an open verification is restored without its rows", _open_rows),
+        DriverAvoidance("driver-purge", "a batch of several micro-batches goes over a window", _purge, _one_ubatch),
         DriverAvoidance("driver-mangled", "a malformed driver state is taken, or refused without a word", _mangled),
     )
 }

@@ -7,7 +7,8 @@ draft-mtp whose state is saved.
 
 agreement: every program runs with both drivers, without saved driver states (ours offers more of them), and every draft
 must be the same tokens, for one head, chained heads and memory shared with the target.
-silence: a campaign without avoidance on drivers built with tests/planted/mtp_state.patch, each pair its share.
+silence: a campaign without avoidance on drivers built with tests/planted/mtp_state.patch, each pair its share; what
+is a known fault of libllama's memory is shown apart.
 
 Exit 0 when both hold, 1 when not, 2 when something could not be run.
 """
@@ -41,6 +42,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PATCH = ROOT / "tests" / "planted" / "mtp_state.patch"
 MTP = ("qwen35-mtp", "step35-mtp", "gemma4-mtp")
 SLICE = 100
+ELSEWHERE = ("driver-purge",)
+"""known faults of libllama's memory, met under a driver: not on account of its state, and no driver can mend them"""
 PARTS = ("agreement", "silence")
 
 
@@ -147,7 +150,8 @@ def silence(names: tuple[str, ...], programs: int, seed: int, build: Path | None
         "programs": document["scenarios"],
         "judged": document["scenarios"] - document["unknown"],
         "per_second": document["per_second"],
-        "findings": [f["signature"] for f in document["findings"]],
+        "findings": [f["signature"] for f in document["findings"] if f["known"] not in ELSEWHERE],
+        "elsewhere": [f["signature"] for f in document["findings"] if f["known"] in ELSEWHERE],
     }
 
 
