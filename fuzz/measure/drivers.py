@@ -87,7 +87,7 @@ def main() -> int:
     if s := result.get("silence"):
         console.print(
             f"patched drivers: {s['programs']} programs, {s['judged']} with judged comparisons, "
-            f"{len(s['findings'])} findings {s['findings']}",
+            f"{len(s['findings'])} findings {s['findings']}, {len(s['elsewhere'])} known of libllama's memory",
             highlight=False,
         )
     console.print("reached" if reached else "missed", style="bold green" if reached else "bold red")
