@@ -12,16 +12,13 @@ edited the edits of an edited history, with cells in other places
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from oracles.store import Store, name_of
 from subjects.scenario import AnyOp, ContextParams, Decode, ModelRef, Part, Scenario, SeqRm
 from subjects.trace import Trace
 
@@ -80,29 +77,20 @@ class Bands:
 
     def __init__(self, run: Run, model: ModelRef, build: str, folder: Path | None):
         self._run, self._model = run, model
-        name = hashlib.sha256(f"{build}|{model.sha256}|{model.n_gpu_layers}|5".encode()).hexdigest()[:16]
-        self._file = folder / "bands" / f"{name}.json" if folder else None
         self._known: dict[ContextParams, Measured] = {}
-        self._stored: dict[str, Measured] = {}
-        if self._file and self._file.exists():
-            try:
-                self._stored = msgspec.json.decode(self._file.read_bytes(), type=dict[str, Measured])
-            except msgspec.DecodeError:
-                self._stored = {}  # written by another version: measure again
+        self._store = Store[Measured](folder, build, model, "5", Measured)
 
     def measured(self, params: ContextParams) -> Measured:
         """What honest runs under these parameters differ by; measured on first use (some tens of milliseconds)."""
         key = arithmetic(params)
         if key not in self._known:
-            text = msgspec.json.encode(key, order="deterministic").decode()
-            if text not in self._stored:
+            name = name_of(key)
+            found = self._store.get(name)
+            if found is None:
                 found = self._measure(key)
-                if not found.runs:  # nothing ran: not to be remembered by later runs
-                    self._known[key] = found
-                    return found
-                self._stored[text] = found
-                self._save()
-            self._known[key] = self._stored[text]
+                if found.runs:  # where nothing ran, later runs are not to remember it
+                    self._store.put(name, found)
+            self._known[key] = found
         return self._known[key]
 
     def known(self, params: ContextParams) -> bool:
@@ -123,15 +111,6 @@ class Bands:
     def share(self, params: ContextParams, kinds: Iterable[str]) -> float:
         """The same as a share of the rows' size, for what is made of them elsewhere."""
         return self.band(params, kinds) / (self.measured(params).scale or 1.0)
-
-    def _save(self) -> None:
-        if self._file is None:
-            return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        fd, tmp = tempfile.mkstemp(dir=self._file.parent)
-        with os.fdopen(fd, "wb") as f:
-            f.write(json.dumps({k: msgspec.to_builtins(v) for k, v in sorted(self._stored.items())}).encode())
-        Path(tmp).replace(self._file)
 
     def _measure(self, p: ContextParams) -> Measured:
         programs: list[Scenario] = []

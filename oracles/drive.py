@@ -7,12 +7,9 @@ far as the driver goes.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -20,6 +17,7 @@ import numpy as np
 
 from oracles.band import FAR, FLOOR_ULPS, SAFETY, STEP
 from oracles.lines import LEARNS, DraftClaim, Drive, Event, Given, given
+from oracles.store import Store, name_of
 from subjects.scenario import (
     AnyOp,
     Begin,
@@ -143,10 +141,9 @@ def key_of(claim: DraftClaim, scenario: Scenario, params: ContextParams) -> Key:
     """The reference of a claim; the number of sequences, threads and batch rows do not matter."""
     assert scenario.driver is not None
     p = msgspec.structs.replace(params, n_seq_max=1, kv_unified=False, n_threads=1, n_batch=max(params.n_batch, 64))
-    d = msgspec.structs.replace(scenario.driver, impl="native", backend_sampling=False, late=False, n_min=0, p_min=0.0)
     if scenario.driver.kind in LEARNS:
         return Key(p, scenario.driver, claim.line.events, claim.last)
-    return Key(p, d, (Event("decode", claim.line.tokens),), max(claim.last, 0))
+    return Key(p, plain_driver(scenario.driver), (Event("decode", claim.line.tokens),), max(claim.last, 0))
 
 
 def plain_driver(d: DriverParams) -> DriverParams:
@@ -225,14 +222,7 @@ class DriverBands:
     def __init__(self, model: ModelRef, run: Run, n_vocab: int, build: str, folder: Path | None):
         self._model, self._run, self._vocab = model, run, n_vocab
         self._known: dict[tuple[ContextParams, DriverParams], Bands | None] = {}
-        name = hashlib.sha256(f"{build}|{model.sha256}|{model.n_gpu_layers}|drivers 3".encode()).hexdigest()[:16]
-        self._file = folder / "bands" / f"{name}.json" if folder else None
-        self._stored: dict[str, tuple[float, float]] = {}
-        if self._file and self._file.exists():
-            try:
-                self._stored = msgspec.json.decode(self._file.read_bytes(), type=dict[str, tuple[float, float]])
-            except msgspec.DecodeError:
-                self._stored = {}  # written by another version: measure again
+        self._store = Store[tuple[float, float]](folder, build, model, "drivers 3", tuple[float, float])
 
     def band(self, params: ContextParams, driver: DriverParams, *, apart: bool) -> Bands | None:
         """For the subject's parameters; None where no honest run worked, or where they differ hopelessly. Measured on
@@ -244,24 +234,13 @@ class DriverBands:
         p = msgspec.structs.replace(params, n_batch=64, n_ubatch=64, n_seq_max=2, n_threads=1)
         which = (p, driver)
         if which not in self._known:
-            text = msgspec.json.encode([p, driver], order="deterministic").decode()
-            if text in self._stored:
-                self._known[which] = Bands(*self._stored[text])
-            else:
-                found = self._known[which] = self._measure(p, driver, apart=apart)
-                if found is not None:
-                    self._stored[text] = (found.row, found.logits)
-                    self._save()
+            name = name_of([p, driver])
+            stored = self._store.get(name)
+            found = Bands(*stored) if stored else self._measure(p, driver, apart=apart)
+            if found is not None and stored is None:
+                self._store.put(name, (found.row, found.logits))
+            self._known[which] = found
         return self._known[which]
-
-    def _save(self) -> None:
-        if self._file is None:
-            return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        fd, tmp = tempfile.mkstemp(dir=self._file.parent)
-        with os.fdopen(fd, "wb") as f:
-            f.write(msgspec.json.encode(self._stored))
-        Path(tmp).replace(self._file)
 
     def _measure(self, p: ContextParams, d: DriverParams, *, apart: bool) -> Bands | None:
         plans: list[tuple[int, bool, Scenario]] = []
@@ -344,8 +323,9 @@ def hold(
         if not c.line.history.length and c.last < 0:
             keys.append(None)  # nothing was processed: a fresh driver pairs with zeros
         else:
-            known = c if c.last >= 0 else _with_last(c, lasts.get(c.line.tokens, 0))
+            known = c if c.last >= 0 else replace(c, last=lasts.get(c.line.tokens, 0))
             keys.append(key_of(known, scenario, p))
+    plain = plain_driver(driven.driver)
     found = references.get([k for k in keys if k is not None])
     for c, k, p in zip(claims, keys, params, strict=True):
         ref = None if k is None else found[k]
@@ -355,7 +335,6 @@ def hold(
         if ref is not None and not ref.finite:
             driven.unjudged.append("the reference itself is not finite")
             continue
-        plain = plain_driver(driven.driver)
         band = bands.band(p, plain, apart=driven.apart) if k is not None else Bands(0.0, 0.0)
         if band is None:
             driven.unjudged.append("no band could be measured")
@@ -370,11 +349,6 @@ def hold(
 
 def _size(numbers: Floats | None) -> float:
     return 0.0 if numbers is None else float(np.abs(numbers).max(initial=0.0))
-
-
-def _with_last(c: DraftClaim, last: int) -> DraftClaim:
-    """The claim with another last token."""
-    return DraftClaim(c.step, c.seq, c.line, last, c.n_max, c.drafts, c.given, c.pos, c.want_pos)
 
 
 def _held(c: DraftClaim, ref: Clean | None, band: Bands, d: DriverParams) -> Held:

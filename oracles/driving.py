@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Literal
 
@@ -82,9 +83,7 @@ def owner(account: Account, held: Held) -> Owner:
     if isinstance(op, SeqRm):
         return "driver_contract" if op.lo.at != "open" else "drafting"
     if isinstance(op, Accept):
-        ops = account.ledger.scenario.ops
-        while_open = [i for i in line.shaped if isinstance(ops[i], Rewind) and i > line.opened]
-        return "verify_rows" if while_open else "round_drafts"
+        return "verify_rows" if line.rewound_open(account.ledger.scenario.ops) else "round_drafts"
     if isinstance(op, Rewind):
         if not held.row_wrong:
             return "redraft"
@@ -221,13 +220,13 @@ class DraftOracle(Oracle):
 
     driver = True
 
+    @abstractmethod
     def mine(self, account: Account, held: Held) -> bool:
         """Whether a claim, right or wrong, is one that this oracle speaks of."""
-        raise NotImplementedError
 
+    @abstractmethod
     def violated(self, account: Account, held: Held) -> Violation:
         """The violation of a wrong claim."""
-        raise NotImplementedError
 
     def judge(self, account: Account) -> Verdict:
         """Judge every claim of its own."""

@@ -9,7 +9,7 @@ driver offers no state, the restore is held to what it must do all the same: it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -91,6 +91,10 @@ class Line:
     def tokens(self) -> Tokens:
         """Tokens in the target's memory."""
         return self.history.tokens() or ()
+
+    def rewound_open(self, ops: Sequence[Op]) -> bool:
+        """It was put back, out of the program `ops`, since its last verification was left open."""
+        return any(i > self.opened and isinstance(ops[i], Rewind) for i in self.shaped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,9 +473,8 @@ class _Fold:
         rolled = k < len(line.proposed)
         was = replace(line, history=cut(line.history, line.open))
         unoffered, shaped = line.unoffered, line.shaped
-        restored = any(isinstance(self.ledger.scenario.ops[i], Rewind) and i > line.opened for i in shaped)
         self._taken(op.seq, was, k, m, rolled=rolled)
-        if rolled or restored:  # with all of it taken nothing is taken back
+        if rolled or line.rewound_open(self.ledger.scenario.ops):  # with all of it taken nothing is taken back
             shaped = (*shaped, m.step.op)
         after = replace(self.lines[op.seq], open=-1, proposed=None, shaped=shaped, unoffered=unoffered)
         if self.kind in CARRIES and line.carry != line.tokens:
