@@ -1,0 +1,455 @@
+"""The reader of saved states, after the sources of llama.cpp that is pinned (llama-cpp-python 0.3.36).
+
+What is written where: src/llama-context.cpp (state_seq_get_data, state_save_file, state_write_data),
+src/llama-kv-cache.cpp and src/llama-memory-recurrent.cpp (state_write, state_write_meta, state_write_data), and for the
+order of the parts src/llama-kv-cache-iswa.cpp, llama-memory-hybrid*.cpp and llama-kv-cache-dsv4.cpp.
+
+A blob does not say which memory parts it has, whether it came from a device (then it holds no data), nor whether cells
+carry an extension (M-RoPE, n-gram tokens). The reader tries what there could be and takes the first reading that is
+plausible in every field and ends exactly where the bytes end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from subjects.state.tree import FORMATS, Kind, Node
+
+SEQ_MAGIC = 0xAF143CD8  # src/llama-context.cpp: io_magic
+SESSION_MAGIC, SESSION_VERSION = 0x6767736E, 10  # llama.h: LLAMA_SESSION_*
+SEQ_FILE_MAGIC, SEQ_FILE_VERSION = 0x67677371, 3  # llama.h: LLAMA_STATE_SEQ_*
+DSV4_MAGIC, DSV4_VERSION = 0x34565344, 1  # src/llama-kv-cache-dsv4.cpp
+ROWS_MAGIC = 0x53435053  # tests/planted/mtp_state.patch: the state that a mended driver offers
+
+TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    20: ("IQ4_NL", 32, 18),
+    30: ("BF16", 1, 2),
+}
+"""ggml types that a cache can have (ggml.h): name, values in a block, bytes of a block."""
+MOST_STREAMS = 256  # LLAMA_MAX_SEQ
+MOST_LAYERS = 1024
+
+
+class BadBlob(ValueError):
+    """Bytes that are no saved state of the pinned version; the message says how far they could be read.
+
+    reached: the offset of the field that could not be; field: its name.
+    """
+
+    def __init__(self, text: str, reached: int = 0, field: str = ""):
+        super().__init__(text)
+        self.reached, self.field = reached, field
+
+
+class _No(Exception):
+    """This reading fails; another may not."""
+
+
+class Shape(NamedTuple):
+    """What a blob does not say of itself. parts: memory parts in order. data: False for a device's. ext: cells carry an
+    extension of 12 bytes. values: attention parts have V (those of an index or of latent attention have none).
+    """
+
+    parts: tuple[str, ...]
+    data: bool = True
+    ext: bool = False
+    values: bool = True
+
+
+PARTS: tuple[tuple[str, ...], ...] = (
+    ("attn", "recurrent"),
+    ("attn", "window"),
+    ("recurrent",),
+    ("attn",),
+    ("dsv4",),
+    ("attn", "window", "recurrent"),
+    ("attn", "recurrent", "index"),
+)
+NO_VALUES = frozenset({"index"})
+SHAPES = tuple(Shape(parts, data, ext, values) for data in (True, False) for parts in PARTS for ext in (False, True)
+               for values in ((True, False) if parts != ("recurrent",) else (True,))
+               if not (ext and parts == ("recurrent",)))  # fmt: skip
+
+
+class _Reader:
+    """Takes fields off the bytes, in order."""
+
+    def __init__(self, data: bytes, shape: Shape, at: int = 0, single: bool = True):
+        self.data, self.shape, self.at, self.single = data, shape, at, single
+        self.reached, self.field = at, ""
+
+    def number(self, into: Node, last: str, kind: Kind = "u32", plausible: Callable[[int], bool] | None = None) -> int:
+        name = f"{into.name}.{last}" if into.name else last
+        start, size = self.at, struct.calcsize(FORMATS[kind])
+        if start >= self.reached:
+            self.reached, self.field = start, name
+        if start + size > len(self.data):
+            raise _No(name)
+        value = int(struct.unpack_from(FORMATS[kind], self.data, start)[0])
+        if plausible is not None and not plausible(value):
+            raise _No(name)
+        into.children.append(Node(name, start, start + size, kind, value))
+        self.at = start + size
+        return value
+
+    def bytes(self, into: Node, last: str, size: int, kind: Kind = "data") -> Node:
+        name = f"{into.name}.{last}" if into.name else last
+        if self.at >= self.reached:
+            self.reached, self.field = self.at, name
+        if size < 0 or self.at + size > len(self.data):
+            raise _No(name)
+        raw = self.data[self.at : self.at + size]
+        node = Node(name, self.at, self.at + size, kind, raw.decode("latin-1") if kind == "text" else raw)
+        into.children.append(node)
+        self.at += size
+        return node
+
+    def rows(self, into: Node, cells: int, width: int, across: int = 0) -> None:
+        """The data of all cells of one layer; nothing where the blob is a device's."""
+        if not self.shape.data:
+            return
+        node = self.bytes(into, "data", cells * width * max(across, 1))
+        node.cells, node.width, node.across = cells, width, across
+
+    def open(self, into: Node, last: str) -> Node:
+        node = Node(f"{into.name}.{last}" if into.name else last, self.at, self.at)
+        into.children.append(node)
+        return node
+
+    def close(self, node: Node) -> None:
+        node.end = self.at
+
+
+def _cache_type(value: int) -> bool:
+    return value in TYPES
+
+
+def _fits(value_type: int) -> Callable[[int], bool]:
+    block = TYPES[value_type][2]
+    return lambda row: row % block == 0 and row < 1 << 32
+
+
+def _attention(r: _Reader, root: Node, name: str) -> None:
+    part = r.open(root, name)
+    n_stream = r.number(part, "n_stream", plausible=lambda n: 1 <= n <= MOST_STREAMS)
+    for _ in range(n_stream):
+        stream = r.open(part, "stream")
+        n_cells = r.number(stream, "n_cells", plausible=lambda n: n * 8 <= len(r.data))
+        if n_cells:
+            _cells(r, stream, n_cells, ext=r.shape.ext, least=1)
+            _keys_values(r, stream, n_cells, values=r.shape.values and name not in NO_VALUES)
+        r.close(stream)
+    r.close(part)
+
+
+def _cells(r: _Reader, into: Node, n: int, *, ext: bool, least: int) -> None:
+    """Cells; those of one sequence name `least` sequences, of a whole context one to all of them."""
+    count = (lambda k: k == least) if r.single else (lambda k: least <= k <= MOST_STREAMS or k == 1)
+    for _ in range(n):
+        cell = r.open(into, "cell")
+        r.number(cell, "pos", "i32")
+        k = r.number(cell, "n_seq", plausible=count)
+        if ext:
+            for last in ("x", "y", "token"):
+                r.number(cell, last, "i32")
+        for _ in range(k):
+            r.number(cell, "seq", "i32", plausible=lambda s: 0 <= s < MOST_STREAMS)
+        r.close(cell)
+
+
+def _keys_values(r: _Reader, into: Node, n_cells: int, *, values: bool) -> None:
+    transposed = r.number(into, "v_trans", plausible=lambda v: v in (0, 1))
+    # none where all attention layers are windowed: the other half still has the cells
+    n_layer = r.number(into, "n_layer", plausible=lambda n: n <= MOST_LAYERS)
+    for _ in range(n_layer):
+        _layer(r, into, "k", n_cells)
+    for _ in range(n_layer if values else 0):
+        if not transposed:
+            _layer(r, into, "v", n_cells)
+            continue
+        layer = r.open(into, "v")
+        t = r.number(layer, "type", "i32", _cache_type)
+        size = r.number(layer, "element", plausible=TYPES[t][2].__eq__)
+        width = r.number(layer, "width", plausible=lambda w: w <= 1 << 20)
+        r.rows(layer, n_cells, size, width)
+        r.close(layer)
+
+
+def _layer(r: _Reader, into: Node, last: str, n_cells: int) -> tuple[int, int]:
+    layer = r.open(into, last)
+    t = r.number(layer, "type", "i32", _cache_type)
+    row = r.number(layer, "row", "u64", _fits(t))
+    r.rows(layer, n_cells, row)
+    r.close(layer)
+    return t, row
+
+
+def _recurrent(r: _Reader, root: Node, name: str) -> None:
+    part = r.open(root, name)
+    n_cells = r.number(part, "n_cells", plausible=lambda n: n * 8 <= len(r.data))
+    _cells(r, part, n_cells, ext=False, least=0)
+    r.number(part, "s_trans", plausible=lambda v: v == 0)
+    most = r.number(part, "n_layer", plausible=lambda n: 1 <= n <= MOST_LAYERS)
+    # Layers without recurrent state are left out and nothing says how many: rows of convolution ("r", which may have a
+    # second one for n-gram embeddings) come first, then as many of the state ("s"). Each kind is the same everywhere.
+    n = _same_rows(r, part, "r", most, n_cells)
+    for _ in range(n):
+        _layer(r, part, "s", n_cells)
+    r.close(part)
+
+
+def _same_rows(r: _Reader, part: Node, last: str, most: int, n_cells: int) -> int:
+    n = 0
+    first: tuple[int, int] | None = None
+    while n < most:
+        at, kept = r.at, len(part.children)
+        try:
+            found = _layer(r, part, last, n_cells)
+        except _No:
+            found = None
+        if found is None or (first is not None and found != first):
+            r.at = at
+            del part.children[kept:]
+            break
+        first, n = found, n + 1
+        _second_row(r, part.children[-1], n_cells)
+    # Where convolution and state rows are alike they were all taken for the former.
+    left = n if n and not _another(r, n_cells) else 0
+    if left and left % 2 == 0:
+        half = [c for c in part.children if c.last == last][n // 2 :]
+        if half:
+            r.at = half[0].start
+            del part.children[part.children.index(half[0]) :]
+            n //= 2
+    if n == 0:
+        raise _No(f"{part.name}.{last}")
+    return n
+
+
+def _another(r: _Reader, n_cells: int) -> bool:
+    """Whether a row of state follows."""
+    at, probe = r.at, Node("", r.at, r.at)
+    try:
+        _layer(r, probe, "s", n_cells)
+    except _No:
+        return False
+    finally:
+        r.at = at
+    return True
+
+
+def _second_row(r: _Reader, layer: Node, n_cells: int) -> None:
+    """The row of n-gram embeddings behind a convolution row: a size without a type."""
+    at, kept = r.at, len(layer.children)
+    try:
+        row = r.number(layer, "ngram_row", "u64", lambda w: 0 < w < 1 << 24 and w % 4 == 0)
+        if row & 0xFFFFFFFF in TYPES and (row >> 32):
+            raise _No("ngram_row")
+        if r.shape.data:
+            node = r.bytes(layer, "ngram_data", n_cells * row)
+            node.cells, node.width = n_cells, row
+    except _No:
+        r.at = at
+        del layer.children[kept:]
+        return
+    r.close(layer)
+
+
+def _dsv4(r: _Reader, root: Node, name: str) -> None:
+    part = r.open(root, name)
+    r.number(part, "magic", plausible=lambda m: m == DSV4_MAGIC)
+    r.number(part, "version", plausible=lambda v: v == DSV4_VERSION)
+    mode = r.number(part, "mode", plausible=lambda m: m in (0, 1))
+    # its raw memory is a windowed one: both halves, or the window alone in a partial state
+    for half in ("raw", "window") if mode == 0 else ("window",):
+        _attention(r, part, half)
+    if mode == 0:
+        for cache in ("csa", "hca", "index"):
+            _dsv4_rows(r, part, cache, ("version", "n_rows", "n_stream", "n_layer"), ("k",))
+    for state in ("csa_state", "hca_state", "index_state"):
+        fields = ("version", "ratio", "size", "n_embd", "n_stream", "n_layer")
+        _dsv4_rows(r, part, state, fields, ("kv", "score"))
+    r.close(part)
+
+
+def _dsv4_rows(r: _Reader, root: Node, name: str, fields: tuple[str, ...], tensors: tuple[str, ...]) -> None:
+    part = r.open(root, name)
+    for f in fields:
+        r.number(part, f, plausible=lambda n: n < 1 << 24)
+    n_stream = part.number("n_stream")
+    for _ in range(part.number("n_layer")):
+        layer = r.open(part, "layer")
+        r.number(layer, "id", plausible=lambda n: n < MOST_LAYERS)
+        for tensor in tensors:
+            group = r.open(layer, tensor)
+            t = r.number(group, "type", "i32", _cache_type)
+            r.number(group, "values", "u64", lambda n: n < 1 << 24)
+            rows = r.number(group, "rows", "u64", lambda n: n < 1 << 24)
+            width = r.number(group, "row", "u64", _fits(t))
+            if rows:
+                r.rows(group, n_stream * rows, width)
+            r.close(group)
+        r.close(layer)
+    r.close(part)
+
+
+_PARTS: dict[str, Callable[[_Reader, Node, str], None]] = {
+    "attn": _attention,
+    "window": _attention,
+    "index": _attention,
+    "recurrent": _recurrent,
+    "dsv4": _dsv4,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole blobs
+
+
+def _seq_header(r: _Reader, root: Node) -> None:
+    r.number(root, "magic", plausible=lambda m: m == SEQ_MAGIC)
+    r.number(root, "seq", "i32")
+
+
+def _file_header(magic: int, version: int, what: str) -> Callable[[_Reader, Node], None]:
+    def read(r: _Reader, root: Node) -> None:
+        head = r.open(root, "file")
+        r.number(head, "magic", plausible=lambda m: m == magic)
+        said = r.number(head, "version")
+        if said != version:
+            raise BadBlob(f"a {what} of version {said}; this redraft reads version {version}", r.at - 4, "file.version")
+        n = r.number(head, "n_tokens", plausible=lambda n: 4 * n <= len(r.data))
+        for _ in range(n):
+            r.number(head, "token", "i32")
+        r.close(head)
+
+    return read
+
+
+def _arch(r: _Reader, root: Node) -> None:
+    head = r.open(root, "arch")
+    n = r.number(head, "length", plausible=lambda n: 1 <= n <= 64)
+    name = r.bytes(head, "name", n, "text")
+    if not all(c.isalnum() or c in "-_." for c in str(name.value)):
+        raise _No("arch.name")
+    r.close(head)
+
+
+_SEQ_FILE = _file_header(SEQ_FILE_MAGIC, SEQ_FILE_VERSION, "sequence state file")
+_SESSION = _file_header(SESSION_MAGIC, SESSION_VERSION, "session file")
+
+
+def _both(*readers: Callable[[_Reader, Node], None]) -> Callable[[_Reader, Node], None]:
+    def read(r: _Reader, root: Node) -> None:
+        for reader in readers:
+            reader(r, root)
+
+    return read
+
+
+FORMS: dict[str, tuple[Callable[[_Reader, Node], None], bool]] = {
+    "sequence state": (_seq_header, True),
+    "sequence state file": (_SEQ_FILE, True),
+    "session file": (_both(_SESSION, _arch), False),
+    "context state": (_arch, False),
+}
+"""Kinds of blob: what reads the header, and whether the cells are of a single sequence."""
+_MAGICS = {SEQ_MAGIC: "sequence state", SEQ_FILE_MAGIC: "sequence state file", SESSION_MAGIC: "session file"}
+
+
+def form_of(data: bytes) -> str:
+    """The kind of blob that some bytes claim to be (a key of FORMS, or "driver state")."""
+    head = int.from_bytes(data[:4], "little") if len(data) >= 4 else 0
+    if head in _MAGICS:
+        return _MAGICS[head]
+    return "driver state" if head == ROWS_MAGIC else "context state"
+
+
+def parse(data: bytes, shape: Shape | None = None) -> tuple[Node, Shape]:
+    """The tree of a blob, and the shape that it was read with. `shape`: what is known of it already, tried first.
+
+    Raises:
+        BadBlob: no reading is plausible and ends where the bytes end.
+    """
+    form = form_of(data)
+    if form == "driver state":
+        return driver_rows(data), Shape(())
+    best: tuple[int, str] = (0, "")
+    for candidate in _candidates(shape):
+        header, single = FORMS[form]
+        r = _Reader(data, candidate, single=single)
+        root = Node("", 0, len(data), value=form)
+        try:
+            header(r, root)
+            for part in candidate.parts:
+                _PARTS[part](r, root, part)
+        except _No:
+            best = max(best, (r.reached, r.field))
+            continue
+        if r.at == len(data):
+            return root, candidate
+        best = max(best, (r.at, "the end"))
+    raise BadBlob(
+        f"no {form} of llama.cpp as of llama-cpp-python 0.3.36: of {len(data)} bytes the first {best[0]} can be read, "
+        f"then {best[1]} makes no sense",
+        *best,
+    )
+
+
+def _candidates(shape: Shape | None) -> Iterator[Shape]:
+    if shape is not None:
+        yield shape
+    yield from (s for s in SHAPES if s != shape)
+
+
+def driver_rows(data: bytes) -> Node:
+    """A driver's state as the mended drivers of tests/planted/mtp_state.patch write it. Raises BadBlob."""
+    r, root = _Reader(data, Shape(())), Node("", 0, len(data), value="driver state")
+    try:
+        head = r.open(root, "driver")
+        for last, kind in (
+            ("magic", "u32"),
+            ("version", "u16"),
+            ("type", "u16"),
+            ("n_params", "u64"),
+            ("n_embd", "i32"),
+            ("pending_pos", "i32"),
+            ("verify_pos", "i32"),
+            ("n_rows", "i32"),
+        ):
+            r.number(head, last, kind)  # type: ignore[arg-type]
+        width = 4 * head.number("n_embd")
+        for last, n in (("pending", 1), ("verify", head.number("n_rows"))):
+            node = r.bytes(head, last, n * width)
+            node.cells, node.width = n, width
+        r.close(head)
+    except _No as e:
+        raise BadBlob(f"no driver state: {e} makes no sense", r.reached, r.field) from None
+    if r.at != len(data):
+        raise BadBlob(f"a driver state of {r.at} bytes with {len(data) - r.at} more behind it", r.at, "the end")
+    return root
+
+
+def pending_row(data: bytes) -> Node:
+    """The state that draft-eagle3 offers: a position and one row of floats (common/speculative.cpp, get_state)."""
+    r, root = _Reader(data, Shape(())), Node("", 0, len(data), value="driver state")
+    try:
+        head = r.open(root, "driver")
+        r.number(head, "pending_pos", "i32", lambda p: p >= 0)
+        if (len(data) - 4) % 4:
+            raise _No("driver.pending")
+        node = r.bytes(head, "pending", len(data) - 4)
+        node.cells, node.width = 1, len(data) - 4
+        r.close(head)
+    except _No as e:
+        raise BadBlob(f"no driver state: {e} makes no sense", r.reached, r.field) from None
+    return root
