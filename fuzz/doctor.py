@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from subjects import builds, shimcache
+from subjects import builds, instrument, shimcache
 from subjects.builds import BadBuild, Build
 from subjects.scenario import ContextParams, token
 
@@ -55,7 +56,11 @@ class Report:
 
 def run(build_path: Path | None, as_json: bool, llama_src: Path | None = None) -> int:
     """Examine a build (None: the installed llama-cpp-python) and print the answer; 0 when it can be tested, else 2."""
-    report = examine(build_path, llama_src)
+    try:
+        with instrument.loadable(build_path):
+            report = examine(build_path, llama_src)
+    except BadBuild as e:  # its runtime is not there
+        report = Report(checks=[Check("build can be loaded", "FAILED", str(e))])
     if as_json:
         document = {
             "ok": report.ok,
@@ -113,6 +118,14 @@ def examine(build_path: Path | None, llama_src: Path | None = None) -> Report:
         report.checks.append(Check(step, "FAILED", what, rest))
         return report
     report.checks += [_drivers(build, llama_src, report.facts), *prove(shim)]
+    counting = build_path or instrument.ready("fuzzer", instrument.SANITIZERS)
+    stamp = instrument.stamp_of(counting) if counting else None
+    if counting and stamp and stamp.coverage == "fuzzer":
+        report.checks.append(prove_counters(counting))
+    elif build_path is None:
+        lacks = ", ".join(instrument.missing_tools())
+        advice = f"needs {lacks}: ci/setup --fuzz" if lacks else "redraft build makes it"
+        report.facts["coverage build"] = f"none ({advice})"
     return report
 
 
@@ -313,6 +326,84 @@ def _proof(shim: Path, directory: Path) -> Iterator[Check]:
 
 def _distance(a: tuple[float, ...], b: tuple[float, ...]) -> float:
     return max((abs(x - y) for x, y in zip(a, b, strict=True)), default=math.inf)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The counters of a build for libFuzzer
+
+_RUNS = 200
+_COUNTERS = "coverage counters move"
+_COUNTERS_CHILD = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+from fuzz.doctor import counters_child
+counters_child(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]))
+"""
+
+
+def prove_counters(build: Path) -> Check:
+    """Let libFuzzer call save and restore of an instrumented build a few times, and see that it counts what they do."""
+    with tempfile.TemporaryDirectory(prefix="redraft-doctor-") as tmp:
+        command = [sys.executable, "-c", _COUNTERS_CHILD, str(Path(__file__).resolve().parents[1]), str(build), tmp]
+        try:
+            p = shimcache.run_quietly(command, instrument.environment(build), _PROOF_SECONDS)
+        except BadBuild as e:
+            return Check(_COUNTERS, "FAILED", str(e))
+        except subprocess.TimeoutExpired:
+            return Check(_COUNTERS, "FAILED", f"no answer after {_PROOF_SECONDS} s")
+    return judge_counters(p.returncode, p.stderr)
+
+
+def judge_counters(returncode: int, stderr: str) -> Check:
+    """What libFuzzer said, as a check."""
+    loaded = re.search(r"INFO: Loaded \d+ modules\s+\((\d+) inline 8-bit counters\)", stderr)
+    edges = [int(x) for x in re.findall(r"^#\d+\s.*\bcov: (\d+)", stderr, re.M)]
+    if returncode:
+        what, _, rest = shimcache.death_message(returncode, stderr).partition("\n")
+        return Check(_COUNTERS, "FAILED", what, rest)
+    if loaded is None or not edges:
+        advice = "the library has none, or not this libFuzzer was loaded first: redraft build makes it anew"
+        return Check(_COUNTERS, "FAILED", "libFuzzer saw no counters", advice)
+    detail = f"{int(loaded[1]):,} counters, {edges[0]:,} → {edges[-1]:,} edges in {_RUNS} executions"
+    if edges[-1] <= edges[0]:
+        return Check(
+            _COUNTERS, "FAILED", detail, "what is executed is not what is counted: redraft build makes it anew"
+        )
+    return Check(_COUNTERS, "ok", detail)
+
+
+def counters_child(build: Path, directory: Path) -> None:
+    """Body of the child: fuzz save and restore for a few executions; does not return."""
+    import atheris
+
+    from subjects.recipes import get
+    from subjects.shim import Shim
+
+    path = directory / "tiny.gguf"
+    get("llama").write(path, seed=0)
+    lib = Shim(builds.compile_shim(builds.find_build(build)))
+    model = lib.load_model(path)
+    ctx = lib.new_context(model, ContextParams()) if model else None
+    if model is None or ctx is None:
+        sys.exit(f"no context: {' / '.join(lib.take_log()[-5:])}")
+    n_vocab = lib.model_facts(model)["n_vocab"]
+
+    def decode(start: int, n: int) -> None:
+        pos = range(start, start + n)
+        lib.decode(ctx, [token(1, p, n_vocab) for p in pos], pos, [0] * n, [0] * (n - 1) + [1])
+
+    decode(0, _N_TOKENS)
+    blob = lib.seq_get(ctx, 0, 0, lib.seq_size(ctx, 0, 0))[1]
+
+    def once(data: bytes) -> None:
+        # The first input that libFuzzer tries is empty.
+        lib.clear(ctx, True)
+        if data:
+            lib.seq_set(ctx, 0, 0, blob[: len(blob) >> data[0] % 3])
+            decode(lib.positions(ctx, 1)[0][1] + 1, 1 + data[0] % 5)
+
+    atheris.Setup(["doctor", f"-runs={_RUNS}", "-seed=1"], once)
+    atheris.Fuzz()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@ installed by no build.
 
 A llama-cpp-python has them in its source distribution, which pip fetches once; a source tree has its own; anything else
 needs a checkout that matches it (--llama-src). `python -m subjects.sources` fetches those of the installed one.
+
+An instrumented build (`subjects.instrument`) takes all of llama.cpp from the same distribution.
 """
 
 from __future__ import annotations
@@ -21,17 +23,48 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from subjects.shimcache import BadBuild, cache_dir, run_quietly
 
-WANTED = re.compile(
-    r"common/.*|include/[^/]*|ggml/include/[^/]*|src/[^/]*\.h|vendor/.*\.(?:h|hpp)|LICENSE",
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is kept of llama.cpp's tree, and how its absence is told."""
+
+    wanted: re.Pattern[str]
+    """matches whole names below llama.cpp's folder"""
+    markers: tuple[str, ...]
+    """files without which it is not what is needed"""
+    suffix: str = ""
+    """of the folder's name in the cache"""
+    most_bytes: int = _MOST_BYTES
+    user: str = "the speculative drivers need"
+    option: str = "--llama-src"
+    """with which a checkout is named in its place"""
+
+
+DRIVERS = Part(
+    re.compile(r"common/.*|include/[^/]*|ggml/include/[^/]*|src/[^/]*\.h|vendor/.*\.(?:h|hpp)|LICENSE"),
+    ("common/speculative.h",),
 )
-"""What is kept of llama.cpp's tree."""
+"""What the driver library is compiled with."""
+WHOLE = Part(
+    re.compile(
+        r"CMakeLists\.txt|(?:cmake|common|ggml|include|licenses|src|tests|vendor)/.*|tools/(?!ui/).*|LICENSE",
+    ),
+    ("CMakeLists.txt", "ggml/CMakeLists.txt", "src/CMakeLists.txt", "include/llama.h", "common/speculative.h"),
+    "-whole",
+    4 * _MOST_BYTES,
+    "an instrumented build needs",
+    "--src",
+)
+"""What llama.cpp and its tests are built from; not its models, documents and converters, which are most of it."""
 
 _PIP_SECONDS = 1800
-_MOST_BYTES = 64 << 20
 _DIFFERENCES = 6
 _DAMAGE = (
     tarfile.TarError,
@@ -68,8 +101,8 @@ def release_of(libllama: Path) -> str | None:
     return found.version if found else None
 
 
-def fetched(version: str, fetch: Callable[[str, Path], Path] | None = None) -> Path:
-    """The llama.cpp of a release of llama-cpp-python: what is WANTED of it, from the cache or fetched now.
+def fetched(version: str, fetch: Callable[[str, Path], Path] | None = None, part: Part = DRIVERS) -> Path:
+    """The llama.cpp of a release of llama-cpp-python: a part of it, from the cache or fetched now.
 
     `fetch` puts the archive of a version into a folder. Any number of processes may ask at once.
 
@@ -77,16 +110,16 @@ def fetched(version: str, fetch: Callable[[str, Path], Path] | None = None) -> P
         NoDrivers: it cannot be fetched, is no such archive, or the cache cannot be written.
     """
     folder = cache_dir() / "sources"
-    done = folder / f"llama-cpp-python-{version}"
-    if _complete(done):
+    done = folder / f"llama-cpp-python-{version}{part.suffix}"
+    if missing_of(done, part) is None:
         return done
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-") as tmp:
-            if _complete(done):
+            if missing_of(done, part) is None:
                 return done
-            archive = (fetch or _download)(version, Path(tmp))
-            extract(archive, Path(tmp) / "tree")
+            archive = fetch(version, Path(tmp)) if fetch else _download(version, Path(tmp), part)
+            extract(archive, Path(tmp) / "tree", part)
             shutil.rmtree(done, ignore_errors=True)
             # Atomic: what is there is whole.
             os.replace(Path(tmp) / "tree", done)
@@ -95,8 +128,9 @@ def fetched(version: str, fetch: Callable[[str, Path], Path] | None = None) -> P
     return done
 
 
-def _complete(tree: Path) -> bool:
-    return (tree / "common/speculative.h").is_file()
+def missing_of(tree: Path, part: Part) -> str | None:
+    """The first file that a tree lacks to be this part of llama.cpp; None where it lacks nothing."""
+    return next((name for name in part.markers if not (tree / name).is_file()), None)
 
 
 @contextmanager
@@ -109,7 +143,7 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _download(version: str, folder: Path) -> Path:
+def _download(version: str, folder: Path, part: Part) -> Path:
     say(f"fetching the sources of llama-cpp-python {version} through pip (about 75 MB, once)")
     wanted = folder / "wanted.txt"
     hashes = _locked(version)
@@ -121,12 +155,12 @@ def _download(version: str, folder: Path) -> Path:
     try:
         p = run_quietly(command, os.environ, _PIP_SECONDS)
     except subprocess.TimeoutExpired:
-        raise NoDrivers(_unfetched(version, [f"no end after {_PIP_SECONDS} s"])) from None
+        raise NoDrivers(_unfetched(version, part, [f"no end after {_PIP_SECONDS} s"])) from None
     archives = sorted(folder.glob("*.tar.gz"))
     if p.returncode or not archives:
         lines = [x for x in p.stderr.splitlines() if x.strip()]
         errors = [x for x in lines if x.startswith("ERROR")]
-        raise NoDrivers(_unfetched(version, (errors or lines)[-4:]))
+        raise NoDrivers(_unfetched(version, part, (errors or lines)[-4:]))
     return archives[0]
 
 
@@ -144,25 +178,25 @@ def _locked(version: str) -> list[str]:
     return re.findall(r"--hash=sha256:[0-9a-f]{64}", entry[1]) if entry else []
 
 
-def _unfetched(version: str, said: list[str]) -> str:
+def _unfetched(version: str, part: Part, said: list[str]) -> str:
     return "\n".join(
         [
-            f"the sources of llama-cpp-python {version}, which the speculative drivers need, cannot be fetched: try "
-            "again with a network (once is enough), or name a llama.cpp checkout of that release with --llama-src",
+            f"the sources of llama-cpp-python {version}, which {part.user}, cannot be fetched: try again with a "
+            f"network (once is enough), or name a llama.cpp checkout of that release with {part.option}",
             "pip said:",
             *(f"  {x}" for x in said or ["nothing"]),
         ]
     )
 
 
-def extract(archive: Path, to: Path) -> None:
-    """Write what is WANTED of the llama.cpp in a source distribution of llama-cpp-python into the folder `to`.
+def extract(archive: Path, to: Path, part: Part = DRIVERS) -> None:
+    """Write a part of the llama.cpp in a source distribution of llama-cpp-python into the folder `to`.
 
     Raises:
         NoDrivers: it is no such archive, holds names that lead out of it, or far too much; `to` may then hold a part.
         OSError: the folder cannot be written.
     """
-    room = _MOST_BYTES
+    room = part.most_bytes
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
@@ -170,12 +204,14 @@ def extract(archive: Path, to: Path) -> None:
                 if ".." in parts or member.name.startswith("/") or "\\" in member.name or "\0" in member.name:
                     raise NoDrivers(f"{archive.name} holds a name that leads out of it: {member.name!r}")
                 name = "/".join(parts[3:])
-                if parts[1:3] != ("vendor", "llama.cpp") or not WANTED.fullmatch(name) or not member.isreg():
+                if parts[1:3] != ("vendor", "llama.cpp") or not part.wanted.fullmatch(name) or not member.isreg():
                     continue
                 room -= member.size
                 content = tar.extractfile(member)
                 if room < 0 or content is None:
-                    raise NoDrivers(f"{archive.name} holds more than {_MOST_BYTES >> 20} MiB of headers and sources")
+                    raise NoDrivers(
+                        f"{archive.name} holds more than {part.most_bytes >> 20} MiB of headers and sources"
+                    )
                 path = to / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # x: a name that comes twice, or is a folder elsewhere, is no honest archive
@@ -183,10 +219,9 @@ def extract(archive: Path, to: Path) -> None:
                     shutil.copyfileobj(content, f)
     except _DAMAGE as e:
         raise NoDrivers(f"{archive.name} is damaged: {e}") from None
-    if not _complete(to):
+    if missing := missing_of(to, part):
         raise NoDrivers(
-            f"{archive.name} has no vendor/llama.cpp/common/speculative.h: its llama.cpp is too old or too new for "
-            "this redraft"
+            f"{archive.name} has no vendor/llama.cpp/{missing}: its llama.cpp is too old or too new for this redraft"
         )
 
 
@@ -202,8 +237,8 @@ def check_match(root: Path, include: tuple[Path, ...], build: str) -> None:
     Raises:
         NoDrivers: they are not, or are no sources; the message says what differs.
     """
-    if not _complete(root):
-        raise NoDrivers(f"{root} is no llama.cpp checkout: it has no common/speculative.h")
+    if missing := missing_of(root, DRIVERS):
+        raise NoDrivers(f"{root} is no llama.cpp checkout: it has no {missing}")
     theirs = {p.name: p for d in include for p in (*d.glob("llama*.h"), *d.glob("gg*.h"))}
     for own in (*sorted((root / "include").glob("*.h")), *sorted((root / "ggml/include").glob("*.h"))):
         if own.name not in theirs:

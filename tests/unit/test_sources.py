@@ -12,7 +12,7 @@ import pytest
 
 from subjects import sources
 from subjects.shimcache import BadBuild
-from subjects.sources import NoDrivers, check_match, extract, fetched, patched
+from subjects.sources import WHOLE, NoDrivers, check_match, extract, fetched, patched
 
 TOP = "llama_cpp_python-9.9/vendor/llama.cpp"
 TREE = {
@@ -30,6 +30,13 @@ TREE = {
     "llama_cpp_python-9.9/llama_cpp/__init__.py": "not wanted",
     "llama_cpp_python-9.9/vendor/other/common/speculative.h": "not wanted",
 }
+BUILT = {
+    **{f"{TOP}/{x}": "built" for x in (*sources.WHOLE.markers, "src/llama.cpp", "ggml/src/ggml.c", "vendor/stb/x.c")},
+    **{f"{TOP}/{x}": "built" for x in ("cmake/x.cmake", "tests/t.cpp", "tools/mtmd/CMakeLists.txt", "LICENSE")},
+    **{f"{TOP}/{x}": "not built" for x in ("models/big.gguf", "docs/x.md", "tools/ui/x.js", ".git/HEAD", "README.md")},
+    "llama_cpp_python-9.9/CMakeLists.txt": "not built",
+}
+"""What an instrumented build takes."""
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +136,13 @@ def test_damaged_archives(tmp_path: Path) -> None:
         extract(archive(tmp_path / "c.tar.gz", none), tmp_path / "out")
 
 
+def test_all_that_is_built_is_kept(tmp_path: Path) -> None:
+    extract(archive(tmp_path / "a.tar.gz", BUILT), tmp_path / "out", WHOLE)
+    assert names(tmp_path / "out") == {name.removeprefix(f"{TOP}/") for name, text in BUILT.items() if text == "built"}
+    with pytest.raises(NoDrivers, match=r"has no vendor/llama\.cpp/CMakeLists\.txt: .*too old or too new"):
+        extract(archive(tmp_path / "b.tar.gz", TREE), tmp_path / "out2", WHOLE)
+
+
 # -- fetching
 
 
@@ -146,6 +160,23 @@ def test_fetched_once_by_many(own_cache: Path) -> None:
     assert set(got) == {own_cache / "sources/llama-cpp-python-9.9"}
     assert asked == ["9.9"]
     assert {p.name for p in (own_cache / "sources").iterdir()} == {".lock", "llama-cpp-python-9.9"}
+
+
+def test_both_parts_lie_side_by_side(own_cache: Path) -> None:
+    both = {**BUILT, **TREE}
+    asked: list[str] = []
+
+    def fetch(version: str, folder: Path) -> Path:
+        asked.append(version)
+        return archive(folder / "x.tar.gz", both)
+
+    for _ in range(2):
+        assert fetched("9.9", fetch) == own_cache / "sources/llama-cpp-python-9.9"
+        assert fetched("9.9", fetch, WHOLE) == own_cache / "sources/llama-cpp-python-9.9-whole"
+    assert asked == ["9.9", "9.9"]
+    (own_cache / "sources/llama-cpp-python-9.9-whole/src/CMakeLists.txt").unlink()
+    assert (fetched("9.9", fetch, WHOLE) / "src/CMakeLists.txt").is_file()
+    assert len(asked) == 3
 
 
 def test_what_is_incomplete_is_fetched_again(own_cache: Path) -> None:
@@ -184,6 +215,8 @@ def test_without_a_network(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "--llama-src" in said
     assert "  ERROR: no matching distribution" in said
     assert isinstance(e.value, BadBuild)
+    with pytest.raises(NoDrivers, match=r"which an instrumented build needs, cannot be fetched: .* with --src\n"):
+        fetched("9.9", part=WHOLE)
     assert {"download", "--no-deps", "--no-binary"} <= set(seen)
     assert "fetching the sources of llama-cpp-python 9.9" in capsys.readouterr().err
 
