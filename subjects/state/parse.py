@@ -85,13 +85,13 @@ class _Reader:
 
     def __init__(self, data: bytes, shape: Shape, at: int = 0, single: bool = True):
         self.data, self.shape, self.at, self.single = data, shape, at, single
-        self.reached, self.field = at, ""
+        self.reached, self.field, self.wanted = at, "", 0
 
     def number(self, into: Node, last: str, kind: Kind = "u32", plausible: Callable[[int], bool] | None = None) -> int:
         name = f"{into.name}.{last}" if into.name else last
         start, size = self.at, struct.calcsize(FORMATS[kind])
         if start >= self.reached:
-            self.reached, self.field = start, name
+            self.reached, self.field, self.wanted = start, name, size
         if start + size > len(self.data):
             raise _No(name)
         value = int(struct.unpack_from(FORMATS[kind], self.data, start)[0])
@@ -104,7 +104,7 @@ class _Reader:
     def bytes(self, into: Node, last: str, size: int, kind: Kind = "data") -> Node:
         name = f"{into.name}.{last}" if into.name else last
         if self.at >= self.reached:
-            self.reached, self.field = self.at, name
+            self.reached, self.field, self.wanted = self.at, name, size
         if size < 0 or self.at + size > len(self.data):
             raise _No(name)
         raw = self.data[self.at : self.at + size]
@@ -224,6 +224,8 @@ def _same_rows(r: _Reader, part: Node, last: str, most: int, n_cells: int) -> in
         _second_row(r, part.children[-1], n_cells)
     # Where convolution and state rows are alike they were all taken for the former.
     left = n if n and not _another(r, n_cells) else 0
+    if part.last == r.shape.parts[-1] and r.at != len(r.data):
+        left = 0  # this reading fails: at the row that makes no sense
     if left and left % 2 == 0:
         half = [c for c in part.children if c.last == last][n // 2 :]
         if half:
@@ -385,24 +387,101 @@ def parse(data: bytes, shape: Shape | None = None) -> tuple[Node, Shape]:
         return driver_rows(data), Shape(())
     best: tuple[int, str] = (0, "")
     for candidate in _candidates(shape):
-        header, single = FORMS[form]
-        r = _Reader(data, candidate, single=single)
+        root = Node("", 0, len(data), value=form)
+        reached, field, _ = _read(root, data, candidate)
+        if not field:
+            return root, candidate
+        best = max(best, (reached, field))
+    raise BadBlob(_no_sense(form, data, *best), *best)
+
+
+THE_END = "the end"
+"""The field that makes no sense where all was read and bytes are left."""
+_NEAR = 12
+"""Bytes between readings that got about as far: small numbers are plausible as almost everything."""
+
+
+def _read(root: Node, data: bytes, shape: Shape) -> tuple[int, str, int]:
+    """One reading, into `root`: where it failed, in which field, and of how many bytes that is. The field is empty
+    where it did not fail, THE_END where bytes are left. Raises BadBlob on another version.
+    """
+    header, single = FORMS[str(root.value)]
+    r = _Reader(data, shape, single=single)
+    try:
+        header(r, root)
+        for part in shape.parts:
+            _PARTS[part](r, root, part)
+    except _No:
+        return r.reached, r.field, r.wanted
+    return r.at, "" if r.at == len(data) else THE_END, 0
+
+
+def _no_sense(form: str, data: bytes, reached: int, field: str) -> str:
+    return (
+        f"no {form} of llama.cpp as of llama-cpp-python 0.3.36: of {len(data)} bytes the first {reached} can be read, "
+        f"then {field} makes no sense"
+    )
+
+
+class AsFar(NamedTuple):
+    """What can be read of a blob. fault: what is wrong, None where nothing is; wanted: bytes of the field at fault,
+    more than are left where the blob is cut short; spare: bytes behind the end of another reading, one that has fewer
+    parts and got about as far, 0 where there is none.
+    """
+
+    tree: Node
+    shape: Shape
+    fault: BadBlob | None = None
+    wanted: int = 0
+    spare: int = 0
+
+
+def read_as_far(data: bytes, form: str | None = None) -> AsFar:
+    """The tree of a blob, or of as much of it as makes sense: the reading that got furthest. Of those that got about as
+    far, one that the bytes do not suffice for is taken first, then one that has all its parts and bytes left. form: a
+    key of FORMS in place of the one that the bytes claim. Never raises.
+    """
+    form = form or form_of(data)
+    if form == "driver state":
         root = Node("", 0, len(data), value=form)
         try:
-            header(r, root)
-            for part in candidate.parts:
-                _PARTS[part](r, root, part)
-        except _No:
-            best = max(best, (r.reached, r.field))
-            continue
-        if r.at == len(data):
-            return root, candidate
-        best = max(best, (r.at, "the end"))
-    raise BadBlob(
-        f"no {form} of llama.cpp as of llama-cpp-python 0.3.36: of {len(data)} bytes the first {best[0]} can be read, "
-        f"then {best[1]} makes no sense",
-        *best,
-    )
+            return AsFar(driver_rows(data, root), Shape(()))
+        except BadBlob as e:
+            _close(root)
+            return AsFar(root, Shape(()), e)
+    tries: list[tuple[int, str, int, Shape]] = []
+    for shape in SHAPES:
+        root = Node("", 0, len(data), value=form)
+        try:
+            reached, field, wanted = _read(root, data, shape)
+        except BadBlob as e:
+            _close(root)
+            return AsFar(root, shape, e)
+        if not field:
+            return AsFar(root, shape)
+        # cells of a recurrent part may be anything, so having read some says nothing
+        if shape.parts != ("recurrent",) or not field.startswith(("recurrent.cell.", "recurrent.s_trans")):
+            tries.append((reached, field, wanted, shape))
+    furthest = max(t[0] for t in tries)
+    near = [t for t in tries if t[0] >= furthest - _NEAR]
+    # of each kind the first: SHAPES has the likely ones first
+    spare = next((t for t in near if t[1] == THE_END), None)
+    short = next((t for t in near if t[2] > len(data) - t[0] and (spare is None or t[0] > spare[0])), None)
+    reached, field, wanted, best = short or spare or near[0]
+    root = Node("", 0, len(data), value=form)  # read again: the trees of a large blob would not all fit
+    _read(root, data, best)
+    _close(root)
+    fault = BadBlob(_no_sense(form, data, reached, field), reached, field)
+    return AsFar(root, best, fault, wanted, len(data) - spare[0] if spare and field != THE_END else 0)
+
+
+def _close(node: Node) -> int:
+    """Give groups that were not read to their end the end of what they have."""
+    for child in node.children:
+        end = _close(child)
+        if node.name:
+            node.end = max(node.end, end)
+    return node.end
 
 
 def _candidates(shape: Shape | None) -> Iterator[Shape]:
@@ -411,9 +490,12 @@ def _candidates(shape: Shape | None) -> Iterator[Shape]:
     yield from (s for s in SHAPES if s != shape)
 
 
-def driver_rows(data: bytes) -> Node:
-    """A driver's state as the mended drivers of tests/planted/mtp_state.patch write it. Raises BadBlob."""
-    r, root = _Reader(data, Shape(())), Node("", 0, len(data), value="driver state")
+def driver_rows(data: bytes, into: Node | None = None) -> Node:
+    """A driver's state as the mended drivers of tests/planted/mtp_state.patch write it. into: keeps what can be read.
+
+    Raises BadBlob.
+    """
+    r, root = _Reader(data, Shape(())), into or Node("", 0, len(data), value="driver state")
     try:
         head = r.open(root, "driver")
         for last, kind in (
