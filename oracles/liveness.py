@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import signal
 from typing import Literal
 
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
+from oracles.crash import crash_text
 from oracles.rows import NAME_OF
 from oracles.verdict import Check, Verdict, Violation
-from subjects.trace import End
 
 RULE = (
     "llama.h is silent on calls that end the process; none of its return values says so, and the caller "
@@ -18,47 +16,8 @@ RULE = (
 )
 
 
-_FILE = r"(?:[^:]*/)?([\w.+-]+\.(?:cpp|cc|c|h|hpp|cu|cuh)):\d+(?::\d+)?"
-# "file:line: message", with the program's name before it (libc's assert) or a column (UBSan)
-_PLACE = re.compile(rf"^(?:[\w.+-]+: )?{_FILE}: (.+)$")
-_SUMMARY = re.compile(rf"^SUMMARY: \w+Sanitizer: ([\w-]+) {_FILE}")
-
-
 class LivenessFailure(OracleFailure):
     """The process ended or hung."""
-
-
-def crash_text(end: End, stderr: str) -> str:
-    """What identifies a crash: the assertion with its file (no line number, lines move), the exception, or the signal.
-
-    `GGML_ABORT` prints "file:line: message" straight to stderr; an uncaught exception prints libstdc++'s terminate
-    lines.
-    """
-    if end.how == "hang":
-        return "hang"
-    lines = stderr.strip().splitlines()
-    for line in lines:
-        if found := _SUMMARY.match(line):
-            return f"{found[2]}: {found[1]}"
-        if found := _PLACE.match(line):
-            return f"{found[1]}: {_without_numbers(found[2].strip())}"
-    for i, line in enumerate(lines):
-        if line.startswith("terminate called"):
-            what = next((x.split("what():")[1].strip() for x in lines[i:] if "what():" in x), "")
-            kind = re.search(r"instance of '([^']+)'", line)
-            return f"uncaught {kind[1] if kind else 'exception'}: {what}"
-    if end.how == "signal":
-        try:
-            return signal.Signals(end.code).name
-        except ValueError:
-            return f"signal {end.code}"
-    return f"exit {end.code}"
-
-
-def _without_numbers(text: str) -> str:
-    """A message that was formatted, without the numbers of this run; those of assertions and of sanitizers say what it
-    is."""
-    return text if text.startswith(("GGML_ASSERT", "runtime error")) else re.sub(r"\b\d+\b", "N", text)
 
 
 class Liveness(Oracle):

@@ -1,0 +1,770 @@
+"""The supervisor of the coverage-guided engine, over targets in plain Python that say what libFuzzer says.
+
+Nothing here waits by the clock for what should happen, only for what must not take for ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from fakes import MODEL, IdealSandbox
+from rich.console import Console
+
+from fuzz import campaign, show
+from fuzz import job as jobs
+from fuzz.campaign import Result, Status, together
+from fuzz.cli import fuzz as command
+from fuzz.cli import main
+from fuzz.cli.common import Usage
+from fuzz.engine import corpus, libfuzzer, picture, process
+from fuzz.engine import job as engine
+from fuzz.engine.process import Ended, Listener
+from fuzz.journal import CURVE, Progress, TargetProgress, sweep
+from fuzz.models import Model
+from fuzz.state import traits_of
+from fuzz.targets import NAMES, load
+from fuzz.targets.config import Complaint, Complaints, complaints
+from oracles.crash import Crash
+from subjects.recipes import get
+from subjects.scenario import Decode, Part, Scenario
+from subjects.sources import NoDrivers
+
+MODELS = [Model(MODEL, "none", traits_of(get("llama")))]
+PATIENCE = 60.0
+
+# What a target says and leaves, by $FAKE. Its arguments are libFuzzer's.
+FAKE = """\
+import hashlib, json, os, subprocess, sys
+from pathlib import Path
+
+given = dict(a[1:].partition("=")[::2] for a in sys.argv[1:] if a.startswith("-"))
+folders = [Path(a) for a in sys.argv[1:] if not a.startswith("-")]
+mode, told = os.environ["FAKE"], json.loads(os.environ["REDRAFT_TARGET"])
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def artifact(data, kind="crash"):
+    path = Path(given["artifact_prefix"] + f"{kind}-{hashlib.sha1(data).hexdigest()}")
+    path.write_bytes(data)
+
+
+if "merge" in given:
+    if mode == "no merge":
+        sys.exit(1)
+    into, source = folders
+    for path in sorted(source.iterdir())[:2]:
+        (into / path.name).write_bytes(path.read_bytes())
+    (source / "written-meanwhile").write_bytes(b"new")
+    sys.exit(0)
+if mode == "silent":
+    say("ImportError: no module named atheris")
+    sys.exit(1)
+say("#2\\tINITED cov: 100 ft: 120 corp: 1/1b exec/s: 0 rss: 50Mb")
+say("#40\\tNEW    cov: 110 ft: 150 corp: 2/9b lim: 4 exec/s: 20 rss: 60Mb L: 8/8 MS: 1 CopyPart-")
+if mode == "crash":
+    say("/x/llama.cpp/src/llama-kv-cache.cpp:12: GGML_ASSERT(fits) failed")
+    say("==7== ERROR: libFuzzer: deadly signal")
+    say("    #9 0x12 in ggml_abort /x/llama.cpp/ggml/src/ggml.c:272:5")
+    say("    #10 0x12 in llama_kv_cache::state_read(int) /x/llama.cpp/src/llama-kv-cache.cpp:12:3")
+    say("SUMMARY: libFuzzer: deadly signal")
+    artifact(b"one")
+    sys.exit(77)
+if mode == "python":
+    say(" === Uncaught Python exception: ===\\nKeyError: 7")
+    artifact(b"one")
+    sys.exit(77)
+if mode == "complain":
+    import base64
+    line = json.dumps({"symptom": "refused, but changed", "text": "why", "input": base64.b64encode(b"two").decode()})
+    Path(told["report"]).write_text(line + "\\n" + line[:20])
+if mode == "undefined":
+    say("/x/llama.cpp/src/llama-kv-cells.h:4:8: runtime error: signed integer overflow: 1 + 7 cannot be represented")
+    say("    #0 0x7f in llama_kv_cells::pos_add(unsigned int, int) /x/llama.cpp/src/llama-kv-cells.h:4:8")
+if mode in ("for ever", "deaf"):
+    import signal, time
+    if mode == "deaf":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], stdout=sys.stdout)
+    say("#64\\tpulse  cov: 111 ft: 151 corp: 2/9b lim: 4 exec/s: 20 rss: 60Mb")
+    time.sleep(1000)
+(folders[0] / "kept").write_bytes(b"kept")
+say("#100\\tDONE   cov: 120 ft: 160 corp: 3/9b lim: 4 exec/s: 25 rss: 61Mb")
+say("stat::number_of_executed_units: 100\\nstat::peak_rss_mb: 61")
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    path = tmp_path / "fuzz_fake.py"
+    path.write_text(FAKE)
+    return path
+
+
+def run_fake(
+    target: Path, mode: str, *args: object, stop: Callable[[], bool] = lambda: False, seconds: float = PATIENCE
+) -> Ended:
+    return process.run(
+        [sys.executable, str(target), f"-artifact_prefix={target.parent}/", *map(str, args), str(target.parent)],
+        {**os.environ, "FAKE": mode, "REDRAFT_TARGET": json.dumps({"report": str(target.parent / "report")})},
+        seconds=seconds,
+        stop=stop,
+    )
+
+
+# --- what libFuzzer says ----------------------------------------------------------------------------------------------
+
+
+def test_lines_of_progress() -> None:
+    line = "#94\tNEW    cov: 12921 ft: 12912 corp: 2/2b lim: 4 exec/s: 29 rss: 172Mb L: 1/1 MS: 1 ChangeByte-"
+    assert libfuzzer.status(line) == libfuzzer.Stat(94, "NEW", 12921, 12912, 2, 29, 172)
+    first = libfuzzer.status("#1\tpulse  exec/s: 0 rss: 140Mb")
+    assert first is not None
+    assert (first.edges, first.rss_mb) == (0, 140)
+    for other in ("INFO: seed corpus: files: 2", "    #0 0x7f in f(int) a.cpp:3", "#", "#x NEW", ""):
+        assert libfuzzer.status(other) is None
+    assert libfuzzer.final("stat::number_of_executed_units: 2245") == ("number_of_executed_units", 2245)
+    assert libfuzzer.final("stat::nothing") is None
+
+
+def test_what_is_said_is_taken_apart_however_it_is_cut(tmp_path: Path) -> None:
+    text = "#2\tINITED cov: 5 ft: 6 corp: 1/1b exec/s: 0 rss: 50Mb\r\na\n\nb\u00e9\nstat::peak_rss_mb: 61\nno end"
+    for size in (1, 3, 1000):
+        seen: list[libfuzzer.Stat] = []
+        heard = Listener(seen.append)
+        data = text.encode()
+        for at in range(0, len(data), size):
+            heard.take(data[at : at + size])
+        heard.close()
+        assert [s.edges for s in seen] == [5]
+        assert heard.figures == {"peak_rss_mb": 61}
+        assert heard.log == "a\n\nb\u00e9\nno end\n"
+
+
+def test_a_flood_is_kept_within_bounds_and_the_newest_of_it() -> None:
+    heard = Listener(lambda _: None)
+    for i in range(5000):
+        heard.take(f"warning {i} {'x' * 40}\n".encode())
+    heard.take(b"y" * (1 << 20))
+    heard.take(b"\xff\n last words\n")
+    assert len(heard.log.encode()) < 4 * process.TAIL_BYTES
+    assert heard.log.endswith(" last words\n")
+
+
+def test_reports_of_undefined_behaviour_have_their_stack() -> None:
+    heard = Listener(lambda _: None)
+    report = "/a/b.cpp:1:2: runtime error: shift of N\n    #0 0x1 in f() /a/b.cpp:1:2\n"
+    heard.take((report + "\nother\n    #3 0x1 in g()\n").encode() * 60)
+    assert ["\n".join(lines) + "\n" for lines in heard.undefined] == [report] * process.REPORTS
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_ends_by_itself(target: Path) -> None:
+    ended = run_fake(target, "well")
+    assert (ended.code, ended.executions, ended.late, ended.stopped) == (0, 100, False, False)
+    assert ended.last is not None
+    assert ended.last.edges == 120
+    assert (target.parent / "kept").exists()
+
+
+def test_a_crash_leaves_its_input_and_its_log(target: Path) -> None:
+    ended = run_fake(target, "crash")
+    assert (ended.code, ended.executions) == (77, 40)
+    assert "GGML_ASSERT(fits) failed" in ended.log
+    (path,) = libfuzzer.artifacts_in(target.parent)
+    assert path.read_bytes() == b"one"
+
+
+@pytest.mark.parametrize("mode", ["for ever", "deaf"])
+def test_nothing_is_left_of_a_target_that_is_told_to_stop(
+    target: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "GRACE", 0.5)
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    seen: list[int] = []
+
+    def stop() -> bool:
+        seen.append(1)
+        return len(seen) > 2
+
+    ended = run_fake(target, mode, stop=stop)
+    assert (ended.stopped, ended.late) == (True, False)
+    assert ended.code != 0
+    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+
+
+def test_a_target_that_does_not_end_in_time_is_killed(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "GRACE", 0.1)
+    assert run_fake(target, "for ever", seconds=0.0).late
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+def test_a_target_dies_with_a_job_that_is_killed(target: Path) -> None:
+    code = (
+        f"import os, sys; sys.path[:0] = [{str(Path(__file__).resolve().parents[2])!r}]\n"
+        "from fuzz.engine import process\n"
+        f"env = {{**os.environ, 'FAKE': 'for ever', 'REDRAFT_TARGET': '{{}}'}}\n"
+        f"process.run([sys.executable, {str(target)!r}, '-a=b', {str(target.parent)!r}], env, seconds=1000,\n"
+        "            listen=lambda s: print(s.executions, flush=True))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert [parent.stdout.readline() for _ in range(3)][-1] == b"64\n"
+        (child,) = psutil.Process(parent.pid).children()
+        parent.send_signal(signal.SIGKILL)
+    child.wait(PATIENCE)
+
+
+# --- corpora ----------------------------------------------------------------------------------------------------------
+
+
+def filled(folder: Path, n: int) -> Path:
+    folder.mkdir(parents=True)
+    for i in range(n):
+        (folder / f"{i}").write_bytes(b"x%d" % i)
+    return folder
+
+
+def test_a_corpus_begins_with_the_seeds_and_keeps_what_it_has(tmp_path: Path) -> None:
+    seeds = filled(tmp_path / "seeds", 3)
+    folder = corpus.folder_of(tmp_path, "t")
+    corpus.begin(folder, seeds)
+    assert {p.name for p in folder.iterdir()} == {corpus.name_of(b"x%d" % i) for i in range(3)}
+    corpus.remove(folder, b"x1")
+    corpus.remove(folder, b"not there")
+    filled(folder.with_name(".new-t"), 1)
+    corpus.begin(folder, seeds)
+    assert corpus.count(folder) == 2
+    assert [p.name for p in folder.parent.iterdir()] == ["t"]
+    corpus.begin(corpus.folder_of(tmp_path, "u"), tmp_path / "none")
+    assert corpus.count(corpus.folder_of(tmp_path, "u")) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs an exchange of names in one step")
+def test_minimising_loses_nothing_that_is_written_meanwhile(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "c", 5)
+
+    def merge(into: Path, source: Path) -> bool:
+        (into / "0").write_bytes((source / "0").read_bytes())
+        (source / "late").write_bytes(b"late")
+        assert not corpus.minimise(folder, merge), "a second one at the same time"
+        return True
+
+    assert corpus.minimise(folder, merge)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {"0": b"x0", "late": b"late"}
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def _half(into: Path, source: Path) -> bool:
+    (into / "0").write_bytes(b"half")
+    return False
+
+
+@pytest.mark.parametrize("merge", [_half, lambda into, source: True], ids=["fails", "keeps nothing"])
+def test_a_corpus_that_cannot_be_minimised_stays(tmp_path: Path, merge: Callable[[Path, Path], bool]) -> None:
+    folder = filled(tmp_path / "c", 5)
+    assert not corpus.minimise(folder, merge)
+    assert corpus.count(folder) == 5
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+    assert not corpus.minimise(filled(tmp_path / "empty", 0), merge)
+
+
+# --- a job ------------------------------------------------------------------------------------------------------------
+
+
+class Box(IdealSandbox):
+    """A sandbox of the ideal library."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__("dense")
+
+    def peak_kb(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+class Toy:
+    """A target whose inputs are as many tokens as they have bytes."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def scenario(self, data: bytes, models: list[Model]) -> tuple[Scenario, Model] | None:
+        if not data:
+            return None
+        if data == b"broken":
+            raise ValueError("the target's fault")
+        ops = (Decode(parts=(Part(seq=0, n=len(data)),)),)
+        return Scenario(model=MODEL, ops=ops, note=data.decode()), models[0]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, target: Path) -> list[dict[str, Any]]:
+    """What jobs say; their targets are fakes."""
+    said: list[dict[str, Any]] = []
+    for module in (jobs, engine):
+        monkeypatch.setattr(module, "Sandbox", Box)
+        monkeypatch.setattr(module, "emit", lambda event, **fields: said.append({"event": event, **fields}))
+    monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(engine, "load", Toy)
+    monkeypatch.setattr(engine, "script", lambda _: target)
+    return said
+
+
+def job(out: Path, mode: str = "well", targets: tuple[str, ...] = ("seq_state",), **changed: Any) -> engine.CoverageJob:
+    for name in targets:
+        corpus.begin(corpus.folder_of(out, name), out / "no-seeds")
+    coverage = jobs.Coverage(
+        targets=list(targets),
+        build="b",
+        fingerprint="f",
+        shim="s",
+        variables={"FAKE": mode},
+        environment={"build": "i"},
+    )
+    asked: dict[str, Any] = {"models": MODELS, "shim": "", "build": "b", "seed": 1, "job": 0, "jobs": 1, **changed}
+    config = jobs.JobConfig(cache=str(out / "cache"), out=str(out), coverage=coverage, **asked)
+    return engine.CoverageJob(config, coverage)
+
+
+def shows(*whats: str, oracle: str = "liveness") -> SimpleNamespace:
+    """A judgement with violations."""
+    return SimpleNamespace(violations=[SimpleNamespace(oracle=oracle, check=SimpleNamespace(what=w)) for w in whats])
+
+
+def examined(made: engine.CoverageJob, monkeypatch: pytest.MonkeyPatch, ordinary: Any, instrumented: Any) -> list[str]:
+    """What is examined where; answers are given."""
+    asked: list[str] = []
+
+    def examine(program: Scenario, model: Model, *, fresh: bool, bed: jobs.Bed | None = None) -> Any:
+        assert fresh
+        asked.append(f"{program.note} {'instrumented' if bed else 'ordinary'}")
+        return instrumented if bed else ordinary
+
+    monkeypatch.setattr(made, "_examine", examine)
+    return asked
+
+
+def once(made: engine.CoverageJob, name: str = "seq_state") -> Ended:
+    ended = made._fuzz(name, 10.0)
+    made._after(name, ended)
+    return ended
+
+
+def test_what_a_target_is_told(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+    made = job(tmp_path, avoid="always")
+    env = made._environment("seq_state")
+    asked = json.loads(env["REDRAFT_TARGET"])
+    assert asked["avoid"] == made.progress.avoiding != []
+    assert (asked["build"], asked["shim"], len(asked["models"])) == ("b", "s", 1)
+    assert json.loads(made._environment("driver_state")["REDRAFT_TARGET"])["models"] == []
+    assert Path(env["TMPDIR"]).is_dir()
+    made.journal.close()
+
+
+def test_a_run_counts_and_leaves_nothing_but_its_corpus(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+    made = job(tmp_path)
+    once(made)
+    once(made)
+    t = made.progress.targets["seq_state"]
+    assert (made.progress.executions, t.executions, t.first, t.edges, t.features, t.corpus) == (
+        200,
+        200,
+        100,
+        120,
+        160,
+        3,
+    )
+    assert [edges for _, edges in t.curve] == [100, 110, 120]
+    assert made.progress.max_rss_kb == 61 << 10
+    assert [p.name for p in corpus.folder_of(tmp_path, "seq_state").iterdir()] == ["kept"]
+    assert not made.scratch.exists()
+    made.stopped = True
+    made.run()
+    assert {p.name for p in (tmp_path / "state").iterdir()} == {"job-0.json", "inflight-0.bin"}
+
+
+def test_a_crash_that_the_ordinary_library_shows(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job(tmp_path, "crash")
+    (corpus.folder_of(tmp_path, "seq_state") / corpus.name_of(b"one")).write_bytes(b"one")
+    asked = examined(made, monkeypatch, shows("llama-kv-cache.cpp: GGML_ASSERT(fits) failed"), None)
+    for _ in range(engine.EXAMINED + 2):
+        once(made)
+    assert asked == ["one ordinary"] * engine.EXAMINED
+    p = made.progress
+    assert p.crashes == {"llama-kv-cache.cpp: GGML_ASSERT(fits) failed": engine.EXAMINED + 2}
+    assert (p.targets["seq_state"].crashes, p.lost) == (engine.EXAMINED + 2, 0)
+    assert not libfuzzer.artifacts_in(made.artifacts / "seq_state")
+    assert not (tmp_path / "crashes").exists()
+    assert corpus.count(corpus.folder_of(tmp_path, "seq_state")) == 0, "it would crash at every start"
+    made.journal.close()
+
+
+@pytest.mark.parametrize("ordinary", [None, shows(), shows("another assertion"), shows("x", oracle="refusal")])
+def test_what_shows_elsewhere_is_tried_on_the_instrumented_build(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, ordinary: Any
+) -> None:
+    made = job(tmp_path, "crash")
+    asked = examined(made, monkeypatch, ordinary, shows("llama-kv-cache.cpp: GGML_ASSERT(fits) failed"))
+    once(made)
+    assert asked == ["one ordinary", "one instrumented"]
+    assert made.progress.lost == 0
+    made.journal.close()
+
+
+def test_what_shows_nowhere_is_kept_with_its_log(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+    made = job(tmp_path, "crash")
+    once(made)  # the ideal library is right everywhere
+    assert made.progress.lost == 1
+    assert made.progress.scenarios == 2
+    (folder,) = (tmp_path / "crashes").iterdir()
+    assert (folder / "seq_state.input").read_bytes() == b"one"
+    assert "GGML_ASSERT(fits) failed" in (folder / "log.txt").read_text()
+    once(made)
+    assert len(list((tmp_path / "crashes").iterdir())) == 1, "one of each kind"
+    made.journal.close()
+
+
+def test_an_end_for_want_of_memory_counts_on_the_ordinary_library_alone(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job(tmp_path)
+    asked = examined(made, monkeypatch, shows(), shows("out of memory"))
+    made._input("seq_state", Crash("memory", "out of memory"), b"big", "")
+    assert (asked, made.progress.lost) == (["big ordinary"], 1)
+    made.journal.close()
+
+
+def test_a_signal_is_shown_by_any_end(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job(tmp_path)
+    examined(made, monkeypatch, shows("SIGSEGV"), None)
+    made._input("seq_state", Crash("address", "llama-context.cpp: SEGV in f < g"), b"s", "")
+    made._input("seq_state", Crash("exception", "uncaught exception: "), b"e", "")
+    assert made.progress.lost == 0
+    made.journal.close()
+
+
+def test_once_a_known_fault_is_stepped_round_the_same_end_is_something_else(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job(tmp_path, "crash")
+
+    def examine(*_: object, **__: object) -> Any:
+        made.progress.avoiding = ["device-corrupt"]
+        return shows("llama-kv-cache.cpp: GGML_ASSERT(fits) failed")
+
+    monkeypatch.setattr(made, "_examine", examine)
+    once(made)
+    assert made.progress.examined == {}
+    assert json.loads(made._environment("seq_state")["REDRAFT_TARGET"])["avoid"] == ["device-corrupt"]
+    once(made)
+    assert list(made.progress.examined.values()) == [1]
+    made.journal.close()
+
+
+def test_a_complaint_is_examined_like_a_crash(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job(tmp_path, "complain")
+    asked = examined(made, monkeypatch, shows("x", oracle="refusal"), None)
+    once(made)
+    assert asked == ["two ordinary"]
+    assert made.progress.crashes == {"refused, but changed": 1}
+    assert (made.progress.lost, made.failures["seq_state"]) == (0, 0)
+    made.journal.close()
+
+
+def test_undefined_behaviour_is_told_of_once(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+    made = job(tmp_path, "undefined")
+    once(made)
+    once(made)
+    text = "llama-kv-cells.h: runtime error: signed integer overflow: N + N cannot be represented"
+    assert made.progress.undefined == {text: 2}
+    assert [e["text"] for e in told if e["event"] == "note"] == [
+        f"undefined behaviour  {text} < llama_kv_cells::pos_add"
+    ]
+    assert made.progress.crashes == {}
+    made.journal.close()
+
+
+def test_a_fault_of_the_targets_is_told_of_once_and_is_no_finding(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job(tmp_path, "python")
+    asked = examined(made, monkeypatch, None, None)
+    once(made)
+    once(made)
+    (text,) = [e["text"] for e in told if e["event"] == "trouble"]
+    assert "has a fault of its own: Python: KeyError: N" in text
+    assert asked == []
+    made._input("seq_state", Crash("exit", "x"), b"broken", "")
+    made._input("seq_state", Crash("exit", "x"), b"", "")
+    assert made.progress.lost == 2
+    assert "cannot say what" in [e["text"] for e in told if e["event"] == "trouble"][-1]
+    made.journal.close()
+
+
+def test_a_target_that_does_not_start_is_left_alone(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+    made = job(tmp_path, "silent")
+    made.run()
+    texts = [e["text"] for e in told if e["event"] == "trouble"]
+    assert len(texts) == engine.FAILURES + 1
+    assert "no module named atheris" in texts[0]
+    assert "no target runs" in texts[-1]
+    assert told[-1]["event"] == "done"
+
+
+def test_what_a_killed_job_left_is_examined_first(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "state" / "crash-0" / "seq_state"
+    folder.mkdir(parents=True)
+    (folder / "timeout-1").write_bytes(b"left")
+    (folder / "slow-unit-1").write_bytes(b"slow")
+    made = job(tmp_path)
+    asked = examined(made, monkeypatch, shows("hang"), None)
+
+    def fuzz(name: str, seconds: float) -> Ended:
+        made.stopped = True
+        return Ended(0, "", 1.0)
+
+    monkeypatch.setattr(made, "_fuzz", fuzz)
+    made._slice()
+    assert asked == ["left ordinary"]
+    made.journal.close()
+
+
+@pytest.mark.parametrize(("number", "jobs_", "first"), [(0, 1, "a"), (0, 2, "a"), (1, 2, "c"), (3, 4, "d")])
+def test_jobs_begin_with_different_targets_and_go_round(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, number: int, jobs_: int, first: str
+) -> None:
+    made = job(tmp_path, targets=("a", "b", "c", "d"), job=number, jobs=jobs_)
+    ran: list[tuple[str, float]] = []
+
+    def fuzz(name: str, seconds: float) -> Ended:
+        ran.append((name, seconds))
+        return Ended(0, "", seconds if len(ran) % 2 else 1000.0)
+
+    monkeypatch.setattr(made, "_fuzz", fuzz)
+    for _ in range(4):
+        made._slice()
+    names = [name for name, _ in ran]
+    assert names[0] == first
+    assert sorted(names) == ["a", "b", "c", "d"]
+    assert {seconds for _, seconds in ran} == {engine.SLICE[1]}
+    made.journal.close()
+
+
+def test_a_slice_starts_its_target_again_after_a_crash(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job(tmp_path, seconds=100.0)
+    lengths: list[float] = []
+
+    def fuzz(name: str, seconds: float) -> Ended:
+        lengths.append(seconds)
+        return Ended(77, "", 20.0)
+
+    monkeypatch.setattr(made, "_fuzz", fuzz)
+    monkeypatch.setattr(made, "_after", lambda *_: None)
+    made._slice()
+    assert lengths == [50.0, 30.0, 10.0]
+    made.journal.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs an exchange of names in one step")
+@pytest.mark.parametrize(("mode", "left"), [("well", 3), ("no merge", 6)])
+def test_corpora_are_minimised_at_the_end(tmp_path: Path, told: list[dict[str, Any]], mode: str, left: int) -> None:
+    made = job(tmp_path, mode)
+    folder = corpus.folder_of(tmp_path, "seq_state")
+    for i in range(6):
+        (folder / f"{i}").write_bytes(b"x")
+    made._finish()
+    assert corpus.count(folder) == left
+    assert [p.name for p in folder.parent.iterdir()] == ["seq_state"]
+    made.journal.close()
+
+
+# --- the campaign -----------------------------------------------------------------------------------------------------
+
+
+def progress(**changed: Any) -> TargetProgress:
+    return TargetProgress(**{"executions": 10, "seconds": 5.0, "features": 7, "corpus": 3, "crashes": 1, **changed})
+
+
+def test_jobs_together() -> None:
+    both = together(
+        [
+            progress(first=100, edges=130, curve=[(1.0, 100), (9.0, 130)]),
+            progress(first=120, edges=125, corpus=4, curve=[(2.0, 120), (5.0, 125)]),
+        ]
+    )
+    assert (both.executions, both.first, both.edges, both.corpus, both.crashes) == (20, 100, 130, 4, 2)
+    assert both.curve == [(1.0, 100), (2.0, 120), (5.0, 125), (9.0, 130)]
+    assert together([]).first is None
+
+
+def test_a_curve_stays_small_and_keeps_its_ends() -> None:
+    t = TargetProgress()
+    for i in range(10 * CURVE):
+        t.reached(float(i), i + 1)
+        t.reached(float(i), i)
+    assert len(t.curve) <= CURVE + 1
+    assert t.curve[0] == (0.0, 1)
+    assert t.curve[-1] == (10.0 * CURVE - 1, 10 * CURVE)
+
+
+def status(out: Path) -> Status:
+    target_ = progress(first=100, edges=130, curve=[(1.0, 100), (9.0, 130)])
+    p = Progress(
+        executions=1234,
+        rate=40,
+        seconds=60.0,
+        targets={"seq_state": target_},
+        crashes={"hang": 2},
+        lost=1,
+        scenarios=2,
+        undefined={"a.cpp: runtime error: x": 3},
+    )
+    return Status(out, 2.0, None, jobs={0: p})
+
+
+def test_what_people_see(tmp_path: Path) -> None:
+    s = status(tmp_path)
+    assert show.headline(s) == (
+        "1,234 executions, 40/s, 130 edges, corpus 3, 1 crashes, findings: 0 new, 0 known, 1:00 left"
+    )
+    assert picture.draw(s.targets(), 60.0, tmp_path / "coverage.png")
+    assert (tmp_path / "coverage.png").read_bytes().startswith(b"\x89PNG")
+    assert not picture.draw({"x": TargetProgress()}, 60.0, tmp_path / "none.png")
+    out = io.StringIO()
+    console = Console(file=out, width=300)
+    show.final(Result(s, interrupted=False, died=[]), console)
+    console.print(show.live(s))
+    text = out.getvalue()
+    assert "seq_state          10       2  100 → 130" in text
+    assert "2 crashes and complaints of 1 kinds, 2 inputs tried as programs." in text
+    assert f"inputs and logs are in {tmp_path / 'crashes'}" in text
+    assert "undefined behaviour, 3 times: a.cpp: runtime error: x" in text
+    assert f"Coverage over time is in {tmp_path / 'coverage.png'}" in text
+
+
+def test_the_document_and_the_exit_code(tmp_path: Path) -> None:
+    result = Result(status(tmp_path), interrupted=False, died=[])
+    document = result.document()
+    assert document["targets"]["seq_state"]["coverage"] == [(1.0, 100), (9.0, 130)]
+    assert document["targets"]["seq_state"]["edges"] == [100, 130]
+    assert (document["executions"], document["lost"], document["crashes"]) == (1234, 1, {"hang": 2})
+    assert result.exit_code("new") == 0, "it ran, even if no input was a program"
+    nothing = Status(tmp_path, 2.0, None, jobs={0: Progress(targets={"seq_state": TargetProgress()})})
+    assert Result(nothing, interrupted=False, died=[]).exit_code("new") == 3
+
+
+def test_a_campaign_makes_its_corpora_and_sweeps_what_a_kill_left(tmp_path: Path) -> None:
+    plan = campaign.Plan(
+        models=[], build="b", seed=1, jobs=1, avoid="auto", misuse=False, engine="coverage", targets=["scenario"]
+    )
+    with campaign.prepare(tmp_path, plan, resume=False):
+        assert corpus.folder_of(tmp_path, "scenario").is_dir()
+    filled(tmp_path / "state" / "tmp-0", 2)
+    (tmp_path / "state" / "report-0.jsonl").write_text("")
+    (tmp_path / "state" / "job-0.json").write_text("{}")
+    sweep(tmp_path / "state")
+    assert [p.name for p in (tmp_path / "state").iterdir()] == ["job-0.json"]
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+def test_complaints_are_told_once_each_and_read_strictly(tmp_path: Path) -> None:
+    path = tmp_path / "report"
+    told_ = Complaints(path)
+    told_.add("a", "first", b"\x00\xff")
+    told_.add("a", "second", b"x")
+    told_.add("b", "third", b"")
+    with path.open("ab") as f:
+        f.write(b'{"symptom": 3}\n[]\n{"symptom": "c", "te')
+    assert complaints(path) == [Complaint("a", "first", b"\x00\xff"), Complaint("b", "third", b"")]
+    assert json.loads(path.read_bytes().splitlines()[0])["input"] == base64.b64encode(b"\x00\xff").decode()
+    assert complaints(tmp_path / "none") == []
+
+
+def test_targets_go_by_name() -> None:
+    with pytest.raises(KeyError, match="seq_state"):
+        load("nope")
+    assert len(set(NAMES)) == len(NAMES)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--target", "seq_state"], "--target goes with --engine coverage"),
+        (["--engine", "coverage", "--target", "seq_stat"], "did you mean seq_state?"),
+        (["--engine", "coverage", "--target", "zzz"], "there are seq_state, "),
+        (["--engine", "coverage", "--scenarios", "3"], "--scenarios goes with --engine hypothesis"),
+        (["--engine", "coverage", "--misuse"], "--misuse goes with"),
+        (["--engine", "coverage", "--plant", "logits-drift"], "--plant goes with"),
+        (["--engine", "coverage", "--gpu-layers", "2"], "--gpu-layers goes with"),
+        (["--engine", "coverage", "--target", "scenario", "--driver", "all"], "--driver goes with the target"),
+    ],
+)  # fmt: skip
+def test_what_nothing_would_come_of_is_refused(
+    args: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "bench", lambda *_: pytest.fail("the build was looked at first"))
+    assert main(["fuzz", *args]) == 2
+    assert said in capsys.readouterr().err
+
+
+def asked(**given: Any) -> argparse.Namespace:
+    return argparse.Namespace(
+        **{"target": [], "driver": [], "build": None, "llama_src": None, "driver_patch": None, **given}
+    )
+
+
+def test_a_build_with_counters_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command.instrument, "ready", lambda *_: None)
+    with pytest.raises(Usage, match="make it with `redraft build`"):
+        command._coverage(asked(), None)  # type: ignore[arg-type]
+    with pytest.raises(Usage, match="is no build with counters"):
+        command._coverage(asked(build=tmp_path), None)  # type: ignore[arg-type]
+
+
+def test_targets_with_drivers_are_left_out_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none(*_: object) -> Path:
+        raise NoDrivers("no libllama-common")
+
+    monkeypatch.setattr(command, "driver_library", none)
+    assert command._driver_of(None, asked()) is None  # type: ignore[arg-type]
+    assert "driver_state is left out" in capsys.readouterr().err
+    for given in ({"driver": ["all"]}, {"target": ["driver_state"]}):
+        with pytest.raises(Usage, match="redraft build --driver"):
+            command._driver_of(None, asked(**given))  # type: ignore[arg-type]
