@@ -12,6 +12,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from fuzz.damage import (
+    claims_more_recurrent_cells,
+    keeps_parts_together,
+    makes_positions_negative,
+)
 from fuzz.drivers.avoid import DRIVER_AVOIDANCES
 from fuzz.drivers.avoid import repair as driver_repair
 from fuzz.drivers.avoid import triggered as driver_triggered
@@ -219,6 +224,20 @@ def _queued_shift(state: State, op: Op) -> bool:
             return False
 
 
+def _recurrent_cells(state: State, op: Op) -> bool:
+    """llama_memory_recurrent::state_read_meta() asserts that find_slot() has made the cells that a blob claims."""
+    if not isinstance(op, Restore) or op.slot not in state.slots or not state.traits.recurrent:
+        return False
+    return not state.traits.any_rollback and claims_more_recurrent_cells(state.slots[op.slot].edits)
+
+
+def _negative_pos(state: State, op: Op) -> bool:
+    """llama_kv_cache::state_read_meta() takes any position; seq_rm() takes a negative p0 for 0 and leaves such cells."""
+    if not isinstance(op, Restore | RestoreAll) or op.slot not in state.slots:
+        return False
+    return makes_positions_negative(state.slots[op.slot].edits)
+
+
 def _half_restore(state: State, op: Op) -> bool:
     """A restore that is refused in its second memory part leaves the first one restored or emptied (iswa, hybrid-iswa,
     hybrid's attention half, dsv4), so does one that fails in a later stream; a whole-context restore leaves what it had
@@ -234,6 +253,8 @@ def _half_restore(state: State, op: Op) -> bool:
     if isinstance(op, Restore) and state.params.kv_unified:
         others = state.total() - state.length(op.seq)
         refused = refused or others + slot.seqs[0].length > state.params.n_ctx
+    if refused and slot.corrupted and layout and keeps_parts_together(slot.edits, slot.flags):
+        return False
     return refused and (isinstance(op, RestoreAll) or state.traits.parts or streams)
 
 
@@ -340,6 +361,14 @@ AVOIDANCES: dict[str, Avoidance] = {
         Avoidance("half-restore", "a refused restore leaves memory parts in different states", _half_restore),
         Avoidance("empty-restore", "restore of an empty sequence's state leaves the target as it was", _empty_restore),
         Avoidance("window-purge", "a batch of several micro-batches drops window cells that it needs", _window_purge),
+        Avoidance(
+            "negative-pos", "restore of a state with a negative position: the cell stays for ever", _negative_pos
+        ),
+        Avoidance(
+            "recurrent-cells",
+            "restore of a state that claims several recurrent cells: abort",
+            _recurrent_cells,
+        ),
         Avoidance("file-cut", "load of a truncated session file: assertion abort", _file_cut),
         Avoidance("device-regrow", "a second on-device save with other cell ranges: abort", _device_regrow),
         Avoidance("shift-bf16", "seq_add or seq_div with a BF16 K cache: abort at the next decode", _shift_type),

@@ -18,9 +18,11 @@ from typing import Any, Literal
 import msgspec
 
 from fuzz import finding as findings
-from fuzz.job import JobConfig, events, summary
-from fuzz.journal import Progress, read_json, sweep, write_atomically
+from fuzz.engine import corpus
+from fuzz.job import Coverage, JobConfig, events, summary
+from fuzz.journal import Progress, TargetProgress, read_json, sweep, write_atomically
 from fuzz.models import Model
+from fuzz.targets import script
 
 FailOn = Literal["new", "any", "never"]
 # How long a job may take to put away what it is at when it is told to stop.
@@ -33,7 +35,8 @@ class CampaignError(RuntimeError):
 
 class Plan(msgspec.Struct, kw_only=True):
     """What was asked; a resumed campaign must ask the same, apart from how long. driver: the driver library's name,
-    drivers: the options that it was named with."""
+    drivers: the options that it was named with. engine: what makes up programs: Hypothesis blindly, or libFuzzer by
+    coverage, with these targets on this instrumented build (its fingerprint)."""
 
     models: list[Model]
     build: str
@@ -45,6 +48,9 @@ class Plan(msgspec.Struct, kw_only=True):
     driver: str = ""
     drivers: list[str] = []
     variants: bool = False
+    engine: Literal["hypothesis", "coverage"] = "hypothesis"
+    targets: list[str] = []
+    coverage_build: str = ""
 
 
 @dataclass
@@ -64,6 +70,13 @@ class Status:
     def total(self, name: str) -> int:
         """Sum of a counter over the jobs."""
         return sum(int(getattr(p, name)) for p in self.jobs.values())
+
+    def targets(self) -> dict[str, TargetProgress]:
+        """What the targets of the coverage-guided engine did, over all jobs; empty without it."""
+        out: dict[str, TargetProgress] = {}
+        for name in dict.fromkeys(n for p in self.jobs.values() for n in p.targets):
+            out[name] = together([p.targets[name] for p in self.jobs.values() if name in p.targets])
+        return out
 
     def coverage(self) -> dict[str, int]:
         """Operations by memory kind, over all jobs."""
@@ -94,6 +107,24 @@ class Status:
         return max(min(parts), 0.0) if parts else None
 
 
+def together(parts: list[TargetProgress]) -> TargetProgress:
+    """One target's progress in several jobs, which share its corpus: what one reached, all have."""
+    firsts = [t.first for t in parts if t.first is not None]
+    out = TargetProgress(
+        executions=sum(t.executions for t in parts),
+        seconds=sum(t.seconds for t in parts),
+        first=min(firsts, default=None),
+        features=max((t.features for t in parts), default=0),
+        corpus=max((t.corpus for t in parts), default=0),
+        crashes=sum(t.crashes for t in parts),
+    )
+    for seconds, edges in sorted(point for t in parts for point in t.curve):
+        if edges > out.edges:
+            out.edges = edges
+            out.curve.append((seconds, edges))
+    return out
+
+
 @dataclass
 class Result:
     """How a campaign ended."""
@@ -114,7 +145,8 @@ class Result:
         s = self.status
         if s.total("unwritten"):
             return 2
-        if s.total("scenarios") == 0 or s.total("unjudged") >= s.total("scenarios"):
+        judged = s.total("executions") or s.total("scenarios") > s.total("unjudged")
+        if not judged:
             return 2 if self.died else 3
         if (fail_on == "new" and self.new) or (fail_on == "any" and s.findings):
             return 1
@@ -140,6 +172,29 @@ class Result:
                 "jobs": max(s.own_rss_kb.values(), default=0),
             },
             "findings": s.findings,
+            **(self._engine() if s.targets() else {}),
+        }
+
+    def _engine(self) -> dict[str, Any]:
+        """What the coverage-guided engine did."""
+        s = self.status
+        return {
+            "executions": s.total("executions"),
+            "targets": {
+                name: {
+                    "executions": t.executions,
+                    "per_second": round(t.executions / t.seconds, 1) if t.seconds else 0.0,
+                    "edges": [t.first or 0, t.edges],
+                    "features": t.features,
+                    "corpus": t.corpus,
+                    "crashes": t.crashes,
+                    "coverage": t.curve,
+                }
+                for name, t in s.targets().items()
+            },
+            "crashes": _sum(p.crashes for p in s.jobs.values()),
+            "lost": s.total("lost"),
+            "undefined": _sum(p.undefined for p in s.jobs.values()),
         }
 
 
@@ -198,6 +253,8 @@ def prepare(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
         if resume:
             sweep(out / "state")
             findings.sweep(out / "findings") if (out / "findings").is_dir() else None
+        for name in plan.targets:
+            corpus.begin(corpus.folder_of(out, name), corpus.SEEDS / script(name).stem)
         yield
 
 
@@ -223,9 +280,11 @@ def run(
     minutes: float | None,
     scenarios: int | None,
     reduce_seconds: float = 30.0,
+    coverage: Coverage | None = None,
     listen: Callable[[Status, dict[str, Any] | None], None],
 ) -> Result:
-    """Run the jobs to their end. `listen` is called with every event, and with None several times a second.
+    """Run the jobs to their end. `listen` is called with every event, and with None several times a second. coverage:
+    what the coverage-guided engine runs on, None for the other.
 
     Ctrl-C and SIGTERM end the jobs, which keep what they have; the result then says interrupted.
     """
@@ -262,6 +321,7 @@ def run(
                 driver=str(driver) if driver else "",
                 variants=plan.variants,
                 environment=environment,
+                coverage=coverage,
             )
             process = subprocess.Popen(
                 [sys.executable, "-m", "fuzz.job"],
@@ -328,7 +388,9 @@ def _take(status: Status, event: dict[str, Any], done: set[int]) -> None:
             status.own_rss_kb[job] = int(event["own_rss_kb"])
             status.doing.pop(job, None)
         case "reducing":
-            status.doing[job] = str(event["symptom"])
+            status.doing[job] = f"reducing {event['symptom']}"
+        case "doing":
+            status.doing[job] = str(event["text"])
         case "finding":
             status.doing.pop(job, None)
             status.findings.append({k: v for k, v in event.items() if k not in ("event", "job")})

@@ -1,5 +1,5 @@
 """One job of a campaign: a process that generates, runs, judges and triages, and tells its parent in events (a JSON
-line each).
+line each). With the coverage-guided engine libFuzzer generates: see fuzz/engine.
 
 Native code never runs here: the job owns a sandbox. What is generated depends on seed, number of the job and number
 of jobs only, and (with
@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,13 +30,13 @@ from fuzz.known import KnownFault, load_all, match
 from fuzz.models import Model
 from fuzz.strategies import generate, palette, scenarios
 from fuzz.triage import Symptom, Triaged, triage
+from oracles.crash import crash_text
 from oracles.judge import Judge, Judgement
-from oracles.liveness import crash_text
 from oracles.observe import observe
 from oracles.registry import OBSERVATIONS
 from oracles.rows import NAME_OF
 from subjects.sandbox import Sandbox, SandboxError
-from subjects.scenario import Scenario
+from subjects.scenario import ModelRef, Scenario
 from subjects.trace import Trace
 
 SLICE = 100
@@ -53,9 +54,23 @@ WRONG_DRAFT = {
 }
 
 
+class Coverage(msgspec.Struct, kw_only=True, frozen=True):
+    """What the coverage-guided engine runs on. build: an instrumented build directory, with its fingerprint; shim and
+    driver: our libraries compiled against it (driver empty for none). variables: what a process that loads it needs in
+    its environment. environment: what findings say that were seen on it alone."""
+
+    targets: list[str]
+    build: str
+    fingerprint: str
+    shim: str
+    driver: str = ""
+    variables: dict[str, str]
+    environment: dict[str, str | int | list[str]] = {}
+
+
 class JobConfig(msgspec.Struct, kw_only=True):
     """What one job is told. driver: the compiled driver library. variants: compare every program with its variants, not
-    one in eight."""
+    one in eight. coverage: for the coverage-guided engine, the instrumented build and which targets run on it."""
 
     models: list[Model]
     shim: str
@@ -74,6 +89,35 @@ class JobConfig(msgspec.Struct, kw_only=True):
     driver: str = ""
     variants: bool = False
     environment: dict[str, str | int | list[str]] = {}
+    coverage: Coverage | None = None
+
+
+@dataclass(frozen=True)
+class Bed:
+    """Where programs are run and judged, and what findings say of the build there. note: what their titles add."""
+
+    sandbox: Sandbox
+    judges: dict[ModelRef, Judge]
+    build: str
+    environment: dict[str, str | int | list[str]]
+    note: str = ""
+
+
+def bed_of(sandbox: Sandbox, config: JobConfig, note: str = "") -> Bed:
+    """A sandbox with a judge for each of a job's models."""
+    build, cache = config.build, Path(config.cache)
+    judges = {m.ref: Judge(sandbox, m.ref, Path(m.path), build, cache) for m in config.models}
+    return Bed(sandbox, judges, build, config.environment, note)
+
+
+def models_of(config: JobConfig) -> list[tuple[Path, int]]:
+    """What a sandbox loads."""
+    return list(dict.fromkeys((Path(m.path), m.ref.n_gpu_layers) for m in config.models))
+
+
+def drafts_of(config: JobConfig) -> dict[ModelRef, Path]:
+    """Where the models of drafts are."""
+    return {ref: path for m in config.models for ref, path in m.drafts().items()}
 
 
 def slice_seed(seed: int, job: int, jobs: int, number: int) -> int:
@@ -91,13 +135,11 @@ class Job:
         self.known: list[KnownFault] = load_all()
         self.sandbox = Sandbox(
             Path(config.shim),
-            list(dict.fromkeys((Path(m.path), m.ref.n_gpu_layers) for m in config.models)),
+            models_of(config),
             driver=Path(config.driver) if config.driver else None,
-            drafts={ref: path for m in config.models for ref, path in m.drafts().items()},
+            drafts=drafts_of(config),
         )
-        self.judges = {
-            m.ref: Judge(self.sandbox, m.ref, Path(m.path), config.build, Path(config.cache)) for m in config.models
-        }
+        self.bed = bed_of(self.sandbox, config)
         self.began = time.monotonic()
         self.before = self.progress.seconds
         self.stopped = False
@@ -134,6 +176,8 @@ class Job:
                 self.journal.settled()  # what is not a violation any more would be tried at every --resume
             while not self.over():
                 self._slice()
+            if not self.stopped:
+                self._finish()
             whole = True
         finally:
             self.journal.save(self.progress)
@@ -142,6 +186,9 @@ class Job:
             self._tell_progress(force=True)
             if whole:  # a job that was thrown out of its loop must not look like one that ended
                 emit("done", job=self.config.job)
+
+    def _finish(self) -> None:
+        """What is to be done when the time is over, and nobody has told to stop."""
 
     def _slice(self) -> None:
         c, p = self.config, self.progress
@@ -166,16 +213,25 @@ class Job:
 
     # --- one program --------------------------------------------------------------------------------------------------
 
-    def _examine(self, program: Scenario, model: Model, *, left_over: bool = False) -> None:
-        """Judge a program. One that is left over has its observations already, and is tried with its variants too."""
+    def _examine(
+        self, program: Scenario, model: Model, *, left_over: bool = False, bed: Bed | None = None, fresh: bool = False
+    ) -> Judgement | None:
+        """Judge a program, on the ordinary library unless another bed is given, and follow up what is wrong; None where
+        it could not be judged.
+
+        One that is left over has its observations already, and is tried with its variants too.
+        """
+        bed = bed or self.bed
         plain = program.driver is None and not left_over
         executed = observe(program, OBSERVATIONS, variety=int(program.key(), 16)) if plain else program
         self.journal.in_flight(executed)
         p = self.progress
         p.scenarios += 1
+        judgement = None
         try:
-            judgement = self.judges[model.ref].judge(
+            judgement = bed.judges[model.ref].judge(
                 executed,
+                fresh=fresh,
                 observed=False,
                 variants=True if left_over or self.config.variants else None,
                 fault=self.config.fault,
@@ -189,20 +245,21 @@ class Job:
                 p.coverage[key] = p.coverage.get(key, 0) + 1
             if judgement.violations:
                 p.violating += 1
-                self._violated(judgement, model)
+                self._violated(judgement, model, bed)
         except SandboxError:
             raise
         except Exception:
             p.unjudged += 1
             self._trouble(executed, "could not be judged")
         self._tell_progress()
+        return judgement
 
     def _trouble(self, program: Scenario, what: str) -> None:
         """A fault of ours costs one program or report, not the campaign; the program is kept."""
         kept = self.journal.trouble(program)
         emit("trouble", job=self.config.job, text=f"{kept} {what}:\n{traceback.format_exc()}")
 
-    def _violated(self, judgement: Judgement, model: Model) -> None:
+    def _violated(self, judgement: Judgement, model: Model, bed: Bed) -> None:
         p = self.progress
         first = judgement.violations[0]
         symptom = f"{first.oracle}|{first.key}|{judgement.account.memory}"
@@ -215,7 +272,7 @@ class Job:
         emit("reducing", job=self.config.job, symptom=str(Symptom.of(first).key))
         try:
             result = triage(
-                self.judges[model.ref],
+                bed.judges[model.ref],
                 judgement,
                 model.traits,
                 fault=self.config.fault,
@@ -223,7 +280,7 @@ class Job:
                 stop=lambda: self.stopped,
             )
             if isinstance(result, Triaged):
-                self._found(result, model, symptom)
+                self._found(result, model, symptom, bed)
             else:
                 p.unreproduced += 1
         except SandboxError:
@@ -233,7 +290,7 @@ class Job:
         self.journal.settled()
         self.journal.save(p)
 
-    def _found(self, t: Triaged, model: Model, symptom: str) -> None:
+    def _found(self, t: Triaged, model: Model, symptom: str, bed: Bed) -> None:
         known = match(t.signature, t.scenario, model.traits, self.known, t.culprit)
         p = self.progress
         if known is not None and self.config.avoid != "never" and known.avoidance not in p.avoiding:
@@ -246,14 +303,17 @@ class Job:
             p.symptoms[own] = p.symptoms.get(own, 0) + 1
             if p.symptoms[own] == TRIAGES:
                 p.tired = sorted({*p.tired, known.avoidance})
-        finding = make(t, known, self.config)
+        config = msgspec.structs.replace(self.config, build=bed.build, environment=bed.environment)
+        finding = make(t, known, config)
+        if bed.note:
+            finding = msgspec.structs.replace(finding, title=f"{finding.title} ({bed.note})")
         folder = Path(self.config.out) / "findings"
         if (folder / finding.slug).exists():
             return
         traces = {"subject": t.judgement.account.ledger.trace}
         reference = t.violation.check.reference
         if reference is not None:
-            traces["reference"] = self.sandbox.run(reference, Path(model.path), fresh=True)
+            traces["reference"] = bed.sandbox.run(reference, Path(model.path), fresh=True)
         try:
             path = findings.write(finding, traces, folder)
         except FileExistsError:
@@ -341,7 +401,7 @@ def title_of(t: Triaged) -> str:
     if t.violation.check.kind == "draft":
         where = f"{name} ({t.route})" if t.route else name
         return f"{where}: {WRONG_DRAFT.get(t.violation.check.what, 'a malformed driver state is not refused')}"
-    if t.violation.check.kind == "rows":
+    if t.violation.check.kind in ("rows", "state"):
         return f"{name} ({t.route or memory}) leaves a wrong state on {memory} memory"
     return f"{name} ({t.route or memory}) breaks its contract on {memory} memory: {t.violation.key}"
 
@@ -382,8 +442,15 @@ def main() -> None:
         # PR_SET_PDEATHSIG: a job that outlived its campaign by a reduction would write into what --resume works on
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=JobConfig)
-    Job(config).run()
+    if config.coverage is None:
+        Job(config).run()
+    else:
+        from fuzz.engine.job import CoverageJob  # over this module
+
+        CoverageJob(config, config.coverage).run()
 
 
 if __name__ == "__main__":
-    main()
+    from fuzz.job import main as entry  # under its name, by which the engine knows it too
+
+    entry()

@@ -5,6 +5,14 @@ out/findings/       finished findings, a folder each, written atomically
 out/state/job-N.json       where job N is: slices done, counters, avoidances
 out/state/pending-N.json   a violation of job N that is being confirmed and reduced
 out/state/inflight-N.bin   the program that job N is judging right now (memory mapped: survives a kill without a sync)
+
+and with the coverage-guided engine
+
+out/corpus/TARGET/         inputs that reach something that the others do not
+out/crashes/               inputs whose crash showed nowhere else, and what was said, some of each kind
+out/state/crash-N/TARGET/  inputs that ended a target, until they have been looked at
+out/state/tmp-N/           temporary files of job N's targets
+out/state/report-N.jsonl   what a target's own checks complain of
 """
 
 from __future__ import annotations
@@ -12,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import shutil
 import struct
 import tempfile
 from pathlib import Path
@@ -37,15 +46,52 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def sweep(state: Path) -> None:
     """Remove what a killed campaign left half-written; no job of it may be running."""
-    for left in state.glob(".new-*"):
-        left.unlink(missing_ok=True)
+    for pattern in (".new-*", "report-*.jsonl"):
+        for left in state.glob(pattern):
+            left.unlink(missing_ok=True)
+    for folder in state.glob("tmp-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# Points of a curve of coverage; when there are more, every second one goes.
+CURVE = 400
+
+
+class TargetProgress(msgspec.Struct):
+    """What one target of the coverage-guided engine did in a job.
+
+    seconds: that it ran. first: edges that the corpus reached at the start, None before it was read. edges, features,
+    corpus: reached and kept by now, by all jobs together as far as this one has seen. curve: (seconds of the campaign,
+    edges), where edges grew.
+    """
+
+    executions: int = 0
+    seconds: float = 0.0
+    first: int | None = None
+    edges: int = 0
+    features: int = 0
+    corpus: int = 0
+    crashes: int = 0
+    curve: list[tuple[float, int]] = []
+
+    def reached(self, seconds: float, edges: int) -> None:
+        """Note the edges reached at a time."""
+        if self.first is None:
+            self.first = edges
+        if edges > self.edges:
+            self.edges = edges
+            self.curve.append((round(seconds, 1), edges))
+            if len(self.curve) > CURVE:
+                self.curve = [*self.curve[:-1:2], self.curve[-1]]
 
 
 class Progress(msgspec.Struct):
     """Where a job is: `slices` done and programs of the next one (`in_slice`).
 
     symptoms: triaged violations by oracle, key and memory. avoiding: known faults met so far. tired: known faults that
-    were triaged often enough, where none are avoided.
+    were triaged often enough, where none are avoided. rate: executions a second right now. crashes: ends of targets, by
+    what identifies them; examined: how many of these were looked at; lost: of these, those that showed nowhere else.
+    undefined: places of undefined behaviour that a sanitizer told of while the target went on.
     """
 
     slices: int = 0
@@ -62,6 +108,13 @@ class Progress(msgspec.Struct):
     coverage: dict[str, int] = {}
     unknown: dict[str, int] = {}
     max_rss_kb: int = 0
+    executions: int = 0
+    rate: int = 0
+    targets: dict[str, TargetProgress] = {}
+    crashes: dict[str, int] = {}
+    examined: dict[str, int] = {}
+    lost: int = 0
+    undefined: dict[str, int] = {}
 
 
 class Journal:

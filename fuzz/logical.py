@@ -20,6 +20,7 @@ from fuzz.traits import Traits
 from subjects.scenario import (
     ON_DEVICE,
     PARTIAL,
+    BlobEdit,
     Clear,
     ContextParams,
     Corrupt,
@@ -94,7 +95,12 @@ class Slot:
     epoch: int
     serial: int
     params: ContextParams
-    corrupted: bool = False
+    edits: tuple[BlobEdit, ...] = ()
+
+    @property
+    def corrupted(self) -> bool:
+        """It was changed since it was saved."""
+        return bool(self.edits)
 
     @property
     def next(self) -> int:
@@ -275,7 +281,7 @@ class State:
                 self.epoch += 1
                 self._open(op.params or self.params)
             case Corrupt() if op.slot in self.slots:
-                self.slots[op.slot].corrupted = True
+                self.slots[op.slot].edits += op.edits
             case _:
                 pass
 

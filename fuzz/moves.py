@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fuzz.damage import draw_edits
 from fuzz.gen import FLAGS, ZERO, Gen
 from fuzz.params import draw_other
 from fuzz.state import Slot
@@ -23,7 +24,6 @@ from subjects.scenario import (
     Decode,
     Edge,
     Medium,
-    Mutation,
     Part,
     Query,
     Reopen,
@@ -37,8 +37,6 @@ from subjects.scenario import (
     SeqRm,
 )
 
-_AT = (0, 8, 4, 12, 100, 500, 900, 999)
-_HOW: tuple[Mutation, ...] = ("truncate", "set_u32", "flip", "zero", "extend", "set_u32")
 _ASK: tuple[Query, ...] = ("positions", "size", "size_all", "can_shift")
 
 
@@ -345,30 +343,30 @@ def m_reopen(g: Gen) -> None:
 
 
 def m_corrupt(g: Gen) -> None:
-    """A saved state is damaged and restored: it must be refused or right, and never be fatal."""
+    """A saved state is damaged and restored: it must be refused or right, and never be fatal. A good one afterwards
+    must still be taken."""
+    device = g.below(3) == 2
     if not g.state.slots or g.below(2) == 1:
-        g.save(g.live(), ON_DEVICE if g.below(2) else 0)
-    numbers = list(reversed(g.state.slots))
+        flags = ON_DEVICE if device else (0, 0, PARTIAL)[g.below(3)]
+        g.save(g.live(), flags, "file" if flags == 0 and g.below(8) == 7 else "buffer")
+    numbers = [n for n in reversed(g.state.slots) if not g.state.slots[n].corrupted]
     if not numbers:
         return
     number = g.one_of(numbers)
-    how = _HOW[g.below(len(_HOW))]
-    value = (0, 1, 2, 0x7FFFFFFF, 0xFFFFFFFF)[g.below(5)] if how == "set_u32" else 1 + g.below(8)
-    # host blobs: only the header, where refusal is certain; what lies behind needs the grammar of blobs
-    device = bool(g.state.slots[number].flags & ON_DEVICE)
-    at = 0 if how == "set_u32" and not device else _AT[g.below(len(_AT))]
-    if g.state.slots[number].whole and how == "set_u32":
-        value = value & 3  # the length of a string: 2 GiB of zeros take longer than all other programs together
-    if not device and how in ("flip", "zero"):
-        how, value = "truncate", 1
-    if device and g.avoid is not None and "device-corrupt" in g.avoid.names:
+    slot = g.state.slots[number]
+    good = g.save(slot.seq, slot.flags) if not slot.whole and not slot.flags and g.below(2) else -1
+    others = [n for n, s in g.state.slots.items() if n != number and s.whole == slot.whole]
+    edits = draw_edits(g.below, g.state.traits, whole=slot.whole, medium=slot.medium, others=others)
+    if slot.flags & ON_DEVICE and g.avoid is not None and "device-corrupt" in g.avoid.names:
         return
-    if g.push(Corrupt(slot=number, how=how, at=at, n=value)):
-        if g.state.slots[number].whole:
-            g.push(RestoreAll(slot=number))
-        else:
-            seq = min(g.state.slots[number].seq, len(g.state.seqs) - 1)
-            g.restore(seq, number)
+    if not g.push(Corrupt(slot=number, edits=edits)):
+        return
+    if slot.whole:
+        g.push(RestoreAll(slot=number))
+        return
+    seq = min(slot.seq, len(g.state.seqs) - 1)
+    if g.restore(seq, number) and good >= 0 and good in g.state.slots:
+        g.restore(seq, good)
 
 
 def m_ask(g: Gen) -> None:
@@ -421,7 +419,7 @@ MOVES: tuple[Move, ...] = (
     Move("two_device", 4, m_two_device),
     Move("device_reopen", 2, m_device_reopen),
     Move("reopen", 3, m_reopen),
-    Move("corrupt", 3, m_corrupt),
+    Move("corrupt", 7, m_corrupt),
     Move("abort", 3, m_abort, _always),
     Move("ask", 3, m_ask, _always),
     Move("fill", 1, m_fill, _fillable),

@@ -21,6 +21,7 @@ from subjects.scenario import (
     AnyOp,
     Ask,
     Begin,
+    BlobEdit,
     Checkpoint,
     ContextParams,
     Corrupt,
@@ -271,11 +272,24 @@ def _simpler(op: AnyOp) -> Iterator[AnyOp]:
         case Mangle() if op.at:
             yield replace(op, at=0)
         case Corrupt():
-            yield from (replace(op, at=at) for at in (0, 500, op.at // 2) if at < op.at)
-            if op.how != "truncate":
-                yield replace(op, how="truncate")
+            for j in range(len(op.edits)):
+                if len(op.edits) > 1:
+                    yield replace(op, edits=op.edits[:j] + op.edits[j + 1 :])
+                yield from (
+                    replace(op, edits=(*op.edits[:j], e, *op.edits[j + 1 :])) for e in _simpler_edit(op.edits[j])
+                )
         case _:
             return
+
+
+def _simpler_edit(e: BlobEdit) -> Iterator[BlobEdit]:
+    """Nearer to the front, to a small number, to a change of one field."""
+    if e.nth:
+        yield replace(e, nth=0)
+    if e.how in ("set", "add", "insert", "zero", "cut", "flip"):
+        yield from (replace(e, value=v) for v in (0, 1, 2, e.value // 2) if 0 <= v < abs(e.value))
+    if e.how in ("drop", "double", "swap") and e.value:
+        yield replace(e, value=0)
 
 
 def _simpler_round(op: Propose | Verify | Checkpoint | Rewind | Accept) -> Iterator[AnyOp]:

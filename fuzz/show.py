@@ -32,6 +32,7 @@ class Progress:
             Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal and not quiet else None
         )
         self._last = time.monotonic()
+        self._noted: set[str] = set()
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -52,6 +53,9 @@ class Progress:
             )
         if event and event["event"] == "trouble":
             self.console.print(Text(event["text"], style="red"))
+        if event and event["event"] == "note" and event["text"] not in self._noted:
+            self._noted.add(event["text"])  # each job tells
+            self.console.print(Text(event["text"], style="dim"))
         if self._live:
             self._live.update(live(status))
         elif time.monotonic() - self._last > PLAIN_EVERY:
@@ -71,6 +75,14 @@ def headline(s: Status) -> str:
     left = s.left
     time_left = "" if left is None else f", {int(left) // 60}:{int(left) % 60:02d} left"
     new = sum(f["known"] is None for f in s.findings)
+    if targets := s.targets():
+        # targets reach the same code, so their edges do not add up
+        edges = max(t.edges for t in targets.values())
+        corpus, crashes = (sum(getattr(t, x) for t in targets.values()) for x in ("corpus", "crashes"))
+        return (
+            f"{s.total('executions'):,} executions, {s.total('rate')}/s, {edges} edges, corpus {corpus}, "
+            f"{crashes} crashes, findings: {new} new, {len(s.findings) - new} known{time_left}"
+        )
     cells = len(s.coverage())
     return (
         f"{s.total('scenarios')} scenarios, {s.per_second:.0f}/s, {s.total('unjudged')} unknown, {cells} operation x "
@@ -82,9 +94,22 @@ def headline(s: Status) -> str:
 def live(s: Status) -> RenderableType:
     """The live display."""
     lines: list[RenderableType] = [Text(headline(s), style="bold")]
-    lines += [Text(f"  job {j}: reducing {what[:90]}", style="dim") for j, what in sorted(s.doing.items())]
-    lines.append(coverage_table(s.coverage()))
+    lines += [Text(f"  job {j}: {what[:99]}", style="dim") for j, what in sorted(s.doing.items())]
+    lines.append(target_table(s) if s.targets() else coverage_table(s.coverage()))
     return Group(*lines)
+
+
+def target_table(s: Status) -> Table:
+    """What each target of the coverage-guided engine did. Executions a second are those of one process."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("target", no_wrap=True)
+    for name in ("executions", "exec/s", "edges", "features", "corpus", "crashes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, t in s.targets().items():
+        rate = f"{t.executions / t.seconds:.0f}" if t.seconds else "-"
+        edges = "-" if t.first is None else f"{t.first} → {t.edges}"
+        table.add_row(name, f"{t.executions:,}", rate, edges, str(t.features), str(t.corpus), str(t.crashes))
+    return table
 
 
 def coverage_table(coverage: dict[str, int]) -> Table:
@@ -113,7 +138,8 @@ def coverage_table(coverage: dict[str, int]) -> Table:
 def final(result: Result, console: Console) -> None:
     """The table at the end."""
     s = result.status
-    console.print(coverage_table(s.coverage()))
+    targets = s.targets()
+    console.print(target_table(s) if targets else coverage_table(s.coverage()))
     console.print()
     if s.findings:
         table = Table(title="Findings", title_justify="left", show_lines=False)
@@ -130,13 +156,10 @@ def final(result: Result, console: Console) -> None:
         )
     else:
         console.print("Nothing was found.")
-    n = s.total("scenarios")
-    rate = 100 * s.total("unjudged") / n if n else 0.0
-    console.print(
-        f"{n} scenarios in {s.seconds:.0f} s ({s.per_second:.0f}/s); {s.total('unjudged')} without a judged "
-        f"comparison ({rate:.1f} %); "
-        f"{s.total('unreproduced')} violations did not reproduce in a fresh context and are not reported."
-    )
+    if targets:
+        _engine(result, console)
+    else:
+        _scenarios(s, console)
     if s.total("unwritten"):
         console.print(f"[bold red]{s.total('unwritten')} findings could not be written; see the lines above[/]")
     if result.died:
@@ -145,3 +168,35 @@ def final(result: Result, console: Console) -> None:
         )
     if result.interrupted:
         console.print("Interrupted; everything found so far is kept. --resume with the same --out goes on.")
+
+
+def _engine(result: Result, console: Console) -> None:
+    """What is to be said of a coverage-guided run beside its tables."""
+    s, document = result.status, result.document()
+    crashes, undefined = document["crashes"], document["undefined"]
+    n = sum(crashes.values())
+    console.print(
+        f"{s.total('executions'):,} executions in {s.seconds:.0f} s; {n} crashes and complaints of {len(crashes)} "
+        f"kinds, {s.total('scenarios')} inputs tried as programs."
+    )
+    if s.total("lost"):
+        console.print(
+            f"{s.total('lost')} of these showed nowhere else and are no findings; inputs and logs are in "
+            f"{s.out / 'crashes'}",
+            markup=False,
+        )
+    for text, times in undefined.items():
+        console.print(f"undefined behaviour, {times} times: {text}", markup=False, highlight=False)
+    if (picture := s.out / "coverage.png").exists():
+        console.print(f"Coverage over time is in {picture}", markup=False)
+
+
+def _scenarios(s: Status, console: Console) -> None:
+    """What is to be said of a run of made up programs beside its tables."""
+    n = s.total("scenarios")
+    rate = 100 * s.total("unjudged") / n if n else 0.0
+    console.print(
+        f"{n} scenarios in {s.seconds:.0f} s ({s.per_second:.0f}/s); {s.total('unjudged')} without a judged "
+        f"comparison ({rate:.1f} %); "
+        f"{s.total('unreproduced')} violations did not reproduce in a fresh context and are not reported."
+    )

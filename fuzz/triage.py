@@ -40,6 +40,8 @@ from subjects.scenario import (
 
 RERUNS = 3
 STANDARD_DRAFT = 6
+# a slot that no program uses
+PROBE_SLOT = 900
 # oracles that need a second run
 VARIANTS = frozenset({"purity", "two_drivers"})
 # oracles whose violations are wrong claims on drafts, and the key of those that show only once a sequence goes on
@@ -202,6 +204,8 @@ def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str 
     check = violation.check
     if check.kind == "draft" and violation.oracle in CLAIMS and violation.key not in FRESH:
         return blame_draft(judge, scenario, violation, fault=fault), check.seq
+    if check.kind == "state":
+        return blame_state(judge, scenario, violation, fault=fault)
     if check.kind != "rows" or check.seq < 0 or violation.oracle == "purity":
         # suspects: where an oracle knows the operation itself, and the check is made by one that follows it
         k = violation.suspects[0] if violation.suspects else check.step
@@ -224,6 +228,27 @@ def blame(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str 
             before = run.account.ledger.moments[k - 1].before.get(seq)
             # the cut that a partial restore owes only makes it judgeable: the restore is to blame
             return (before.saved.shaped[-1] if isinstance(before, HalfRestored) else k - 1), seq
+        if run.account.ledger.trace.end.how != "ok":
+            break
+    return min(check.step, len(scenario.ops) - 1), check.seq
+
+
+def blame_state(judge: Judge, scenario: Scenario, violation: Violation, *, fault: str = "") -> tuple[int, int]:
+    """The same for a wrong state: the first operation after which a sequence goes on with a wrong one.
+
+    One token is decoded before each probe saves, so that what only waits for a decode is not taken for wrong; where
+    that makes every state right, the saving itself is to blame.
+    """
+    check = violation.check
+    for k in range(1, min(check.step, len(scenario.ops)) + 1):
+        n_seq = params_at(scenario, k).n_seq_max
+        order = [check.seq, *(s for s in range(n_seq) if s != check.seq)]
+        probes = [op for s in order for op in (Draft(seq=s, n=1, stream=77), Save(seq=s, slot=PROBE_SLOT))]
+        part = msgspec.structs.replace(scenario, ops=(*scenario.ops[:k], *probes))
+        run = judge.judge(part, fresh=True, fault=fault, observed=False, variants=False)
+        wrong = {h.claim.seq for h in run.account.states.held if h.wrong and h.claim.step >= k}
+        if wrong:
+            return k - 1, next(s for s in order if s in wrong)
         if run.account.ledger.trace.end.how != "ok":
             break
     return min(check.step, len(scenario.ops) - 1), check.seq

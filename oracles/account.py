@@ -11,6 +11,7 @@ from oracles.band import FAR, Bands
 from oracles.drive import Driven
 from oracles.ledger import Ledger, Moment, RowClaim
 from oracles.reference import References, Rows, key_of
+from oracles.states import HeldState, States
 from subjects.scenario import Op
 from subjects.trace import Floats
 
@@ -71,13 +72,16 @@ class Compared:
 
 @dataclass(slots=True)
 class Account:
-    """Everything known of one run. `unjudged`: reasons why rows could not be compared. `driven`: the driver's side."""
+    """Everything known of one run. `unjudged`: reasons why rows could not be compared. `driven`: the driver's side.
+    `states`: its saved states.
+    """
 
     ledger: Ledger
     compared: list[Compared] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)
     build: str = ""
     driven: Driven | None = None
+    states: States = field(default_factory=lambda: States([], {}))
     _since: dict[int, int] | None = field(default=None, init=False, repr=False)
 
     @property
@@ -105,6 +109,17 @@ class Account:
         if self._since is None:
             self._since = self._find_right()
         return self._since.get(claim.row)
+
+    def state_rung(self, seq: int, step: int) -> str:
+        """What the last judged state of a sequence says, saved in a step or before it; empty where there is none."""
+        seen: HeldState | None = None
+        for h in self.states.held:
+            if h.claim.seq == seq and h.claim.step <= step and not h.unjudged:
+                seen = h
+        if seen is None:
+            return ""
+        what = "" if not seen.wrong and not seen.ambiguous else "first part that differs: "
+        return f"state of sequence {seq} saved in operation {seen.claim.step}: {what}{seen.told}"
 
     def worked(self) -> list[tuple[int, frozenset[int], Op]]:
         """Operations other than decodes that changed something: number, sequences worked on, operation."""

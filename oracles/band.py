@@ -19,7 +19,9 @@ import msgspec
 import numpy as np
 
 from oracles.store import Store, name_of
-from subjects.scenario import AnyOp, ContextParams, Decode, ModelRef, Part, Scenario, SeqRm
+from subjects.scenario import AnyOp, ContextParams, Decode, ModelRef, Part, Save, Scenario, SeqRm
+from subjects.state.canon import Reader
+from subjects.state.parse import BadBlob
 from subjects.trace import Trace
 
 # An honest difference may be this many times the largest one that was measured on a handful of prompts.
@@ -39,8 +41,8 @@ Run = Callable[[Sequence[Scenario]], list[Trace]]
 
 
 class Measured(msgspec.Struct):
-    """Largest honest absolute difference by kind, for logits and for hidden rows, and the size of the rows
-    themselves.
+    """Largest honest absolute difference by kind, for logits, for hidden rows and for saved states, and the size of
+    the values themselves.
     """
 
     logits: dict[str, float] = {}
@@ -48,6 +50,9 @@ class Measured(msgspec.Struct):
     scale: float = 0.0
     hidden_scale: float = 0.0
     runs: int = 0
+    # by tensor of the state, such as "recurrent.s": the same by kind, and the largest value
+    states: dict[str, dict[str, float]] = {}
+    state_scale: dict[str, float] = {}
 
 
 def arithmetic(p: ContextParams) -> ContextParams:
@@ -78,7 +83,8 @@ class Bands:
     def __init__(self, run: Run, model: ModelRef, build: str, folder: Path | None):
         self._run, self._model = run, model
         self._known: dict[ContextParams, Measured] = {}
-        self._store = Store[Measured](folder, build, model, "5", Measured)
+        self._store = Store[Measured](folder, build, model, "6", Measured)
+        self._reader = Reader()
 
     def measured(self, params: ContextParams) -> Measured:
         """What honest runs under these parameters differ by; measured on first use (some tens of milliseconds)."""
@@ -108,6 +114,24 @@ class Bands:
         # "split" always counts: which rows are output, and where a cut history ends, already changes kernels
         return max([floor, *(SAFETY * seen.get(k, 0.0) for k in {"split", *kinds})])
 
+    def states(self, params: ContextParams, kinds: Iterable[str]) -> dict[str, float]:
+        """The same for the tensors of a saved state ("attn.k", "recurrent.s"); those that were not measured are not in
+        it.
+
+        A stored value of K or V may tip over to its neighbour, which in a state is seen as the whole step that it is.
+        """
+        m = self.measured(params)
+        asked = {"split", *kinds}
+        steps = {"k": 2 * STEP[params.type_k], "v": 2 * STEP[params.type_v]}
+        least = max(FLOOR_ULPS * float(np.finfo(np.float32).eps), STEP[params.type_k] / 4, STEP[params.type_v] / 4)
+        return {
+            name: max(
+                max(least, steps.get(name.rpartition(".")[2], 0.0)) * m.state_scale[name],
+                *(SAFETY * seen.get(kind, 0.0) for kind in asked),
+            )
+            for name, seen in m.states.items()
+        }
+
     def share(self, params: ContextParams, kinds: Iterable[str]) -> float:
         """The same as a share of the rows' size, for what is made of them elsewhere."""
         return self.band(params, kinds) / (self.measured(params).scale or 1.0)
@@ -118,13 +142,14 @@ class Bands:
         for prompt in range(PROMPTS):
             base = len(programs)
             for kind, ops in _honest(prompt):
-                programs.append(Scenario(model=self._model, params=p, ops=ops))
+                programs.append(Scenario(model=self._model, params=p, ops=(*ops, Save(seq=0, slot=0))))
                 plan.append((kind, base))
         traces = self._run(programs)
         out = Measured()
         for (kind, base), trace in zip(plan, traces, strict=True):
             if kind == "base" or not _worked(trace) or not _worked(traces[base]):
                 continue
+            self._measure_state(kind, trace, traces[base], out)
             a, b = trace.logit_rows(), traces[base].logit_rows()
             n = min(len(a), len(b), _OUT)
             if n and np.isfinite(a[-n:]).all() and np.isfinite(b[-n:]).all():
@@ -141,7 +166,31 @@ class Bands:
             out.logits.values(), default=0.0
         )  # shifted keys are rotated twice: measured by `cells`, once more
         out.hidden["edited"] = 4 * max(out.hidden.values(), default=0.0)
+        for seen in out.states.values():
+            seen["edited"] = 4 * max(seen.values(), default=0.0)
         return out
+
+    def _measure_state(self, kind: str, trace: Trace, base: Trace, out: Measured) -> None:
+        """Add how the states differ that both programs saved at their end, in what both hold."""
+        blobs = [t.state(t.steps[-1].blobs[-1]) if t.steps and t.steps[-1].blobs else None for t in (trace, base)]
+        if blobs[0] is None or blobs[1] is None:
+            return
+        try:
+            mine, theirs = (self._reader.canonical(b)[0] for b in blobs if b is not None)
+        except BadBlob:
+            return  # of another version: no state is judged
+        for key, rows in theirs.rows.items():
+            other = mine.rows.get(key)
+            if other is None or other.type != rows.type or other.data.shape[1:] != rows.data.shape[1:]:
+                continue
+            both = sorted(set(rows.positions) & set(other.positions))
+            a = other.values()[[other.positions.index(p) for p in both]]
+            b = rows.values()[[rows.positions.index(p) for p in both]]
+            if a.size and np.isfinite(a).all() and np.isfinite(b).all():
+                name = f"{key.part}.{key.tensor}"
+                seen = out.states.setdefault(name, {})
+                seen[kind] = max(seen.get(kind, 0.0), float(np.abs(a - b).max()))
+                out.state_scale[name] = max(out.state_scale.get(name, 0.0), float(np.abs(b).max()))
 
 
 def _worked(trace: Trace) -> bool:

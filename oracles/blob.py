@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import math
+
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
 from oracles.ledger import History, Moment
 from oracles.rows import NAME_OF
+from oracles.states import Again
 from oracles.verdict import Check, Verdict, Violation
 from subjects.contracts import rule
 from subjects.scenario import Ask, Restore, RestoreAll, Save, SaveAll
@@ -15,8 +18,8 @@ from subjects.scenario import Ask, Restore, RestoreAll, Save, SaveAll
 CLAUSE = {"promised": "size", "asked": "size", "twice": "pure", "again": "state", "restored-twice": "state"}
 MORE = {
     "asked": "; the size changed while nothing happened",
-    "again": "; saving it again must give the same cells",
-    "restored-twice": "; saving it again must give the same cells",
+    "again": "; saving it again must give the same state",
+    "restored-twice": "; saving it again must give the same state",
 }
 
 
@@ -32,8 +35,8 @@ class BlobFailure(OracleFailure):
 
 
 class BlobContract(Oracle):
-    """Sizes and bytes. Cells may move when they are restored, so bytes are compared in any order of cells where
-    they differ.
+    """Sizes and bytes. Cells may move when they are restored, so what was saved again is compared in canonical form,
+    bit for bit.
     """
 
     name = "blob"
@@ -72,7 +75,8 @@ class BlobContract(Oracle):
                         )
                     )
             if m.step.done and not m.step.skipped and m.step.blobs:
-                n, found = self._save(m) if isinstance(m.op, Save | SaveAll) else self._restore(m)
+                again = account.states.again.get(m.step.op)
+                n, found = self._save(m) if isinstance(m.op, Save | SaveAll) else self._restore(m, again)
                 compared += n
                 bad.extend(found)
         return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
@@ -103,7 +107,7 @@ class BlobContract(Oracle):
             bad.append(self._violation(m, "twice", because, (0, 1)))
         return len(m.step.blobs), bad
 
-    def _restore(self, m: Moment) -> tuple[int, list[Violation]]:
+    def _restore(self, m: Moment, again: Again | None) -> tuple[int, list[Violation]]:
         op, slot = m.op, m.slot
         if not isinstance(op, Restore | RestoreAll) or slot is None or slot.corrupt or not m.step.rc:
             return 0, []
@@ -123,16 +127,18 @@ class BlobContract(Oracle):
             )
             bad.append(self._violation(m, "tokens", because, (0, 0)))
         n = op.times
-        same_seq = isinstance(op, RestoreAll) or op.seq == slot.seq
         settled = isinstance(op, RestoreAll) or isinstance(m.after.get(op.seq), History)
-        if len(m.step.blobs) > op.times and same_seq and settled:
+        if again is not None and settled:
             n += 1
             was, now = m.step.blobs[op.times - 1], m.step.blobs[op.times]
-            if was.sha != now.sha and (was.counts != now.counts or was.size != now.size):
+            if again.differences:
+                seq, first = again.differences[0]
+                whose = f" of sequence {seq}" if isinstance(op, RestoreAll) else ""
+                error = f" by up to {first.error:.3g}" if math.isfinite(first.error) else ""
                 because = (
                     f"Operation {m.step.op} restored a blob of {was.size} bytes {op.times} time(s) and saved the "
-                    f"result again, so the same cells "
-                    f"must be in it, in any order; but {now.size} bytes with other contents came out."
+                    f"result again, so the same cells must be in it, bit for bit, in any order; but {now.size} bytes "
+                    f"came out, in which the state{whose} differs{error}: {again.told}."
                 )
                 bad.append(
                     self._violation(

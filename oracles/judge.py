@@ -14,11 +14,13 @@ from oracles.band import Bands
 from oracles.drive import Driven, DriverBands, DriverReferences, hold
 from oracles.lines import CARRIES, Drive
 from oracles.observe import observe
-from oracles.reference import References, key_of, replay, row_at, twin
+from oracles.reference import References, StateReferences, key_of, replay, row_at, twin
 from oracles.registry import OBSERVATIONS, ORACLES, for_program
+from oracles.states import compare_states
 from oracles.verdict import Verdict, Violation
 from subjects.sandbox import Sandbox
 from subjects.scenario import ModelRef, Scenario
+from subjects.state.canon import Reader
 from subjects.trace import Trace
 
 # Of how many scenarios one is run a second time as the variant of an oracle that needs two runs.
@@ -65,7 +67,8 @@ class Judge:
 
     def __init__(self, sandbox: Sandbox, model: ModelRef, path: Path, build: str, cache: Path | None = None):
         self.sandbox, self.model, self.path = sandbox, model, path
-        self.references = References()
+        self.references, self.state_references = References(), StateReferences()
+        self.reader = Reader()
         self._many = lambda programs: sandbox.run_many(programs, path, fresh=True)
         self._build, self._cache = f"{build}|{sandbox.driver.name if sandbox.driver else ''}", cache
         self.driver_references = DriverReferences(model, self._many)
@@ -129,13 +132,20 @@ class Judge:
             return Judgement(program, account, verdicts)
         wanted = [key_of(c) for c in ledger.rows]
         missing = self.references.missing(wanted)
-        if missing:
+        states = self.state_references.missing(key_of(c) for c in ledger.states if c.chain)
+        if missing or states:
             facts = trace.facts[0]
             histories = [replay(self.model, self.path, key) for key in missing]
-            for key, done in zip(missing, self.sandbox.replay_many(histories), strict=True):
+            histories += [replay(self.model, self.path, key, saves) for key, saves in states]
+            traces = self.sandbox.replay_many(histories)
+            for key, done in zip(missing, traces[: len(missing)], strict=True):
                 self.references.put(key, done, facts.n_vocab, facts.n_embd)
+            for (key, saves), done in zip(states, traces[len(missing) :], strict=True):
+                self.state_references.put(key, saves, done)
         account = compare_rows(ledger, self.references, self.bands)
+        account.states = compare_states(ledger, self.state_references, self.bands, self.reader)
         self.references.evict()
+        self.state_references.evict()
         if program.driver is None:
             self._settle(account)
         elif drive is not None:

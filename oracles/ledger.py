@@ -120,6 +120,8 @@ class HalfRestored:
 
 State = History | Undefined | HalfRestored
 EMPTY = History()
+# Slots from here on are those of observations (oracles.observe); other oracles compare what is in them.
+OBSERVED_SLOTS = 1000
 WINDOW_GONE = "now needs cells that the sliding window no longer holds"
 
 
@@ -138,6 +140,25 @@ class RowClaim:
     draft: bool
     pos: int
     params: ContextParams
+
+
+@dataclass(frozen=True, slots=True)
+class StateClaim:
+    """Blob `blob` of a step holds sequence `seq` (of a whole context where `whole`), whose state must be the one that
+    `chain` gives in a clean context. positions: what it must hold. partial: only windows and recurrent parts are in it.
+    """
+
+    step: int
+    blob: int
+    seq: int
+    chain: tuple[Item, ...]
+    positions: tuple[int, ...]
+    kinds: frozenset[str]
+    shaped: tuple[int, ...]
+    params: ContextParams
+    facts: Facts
+    whole: bool
+    partial: bool
 
 
 @dataclass(slots=True)
@@ -186,6 +207,7 @@ class Ledger:
     moments: list[Moment] = field(default_factory=list)
     rows: list[RowClaim] = field(default_factory=list)
     undefined_rows: list[tuple[int, str]] = field(default_factory=list)
+    states: list[StateClaim] = field(default_factory=list)
 
 
 def output_choice(outs: Sequence[bool]) -> Outputs:
@@ -210,6 +232,16 @@ def read(scenario: Scenario, trace: Trace) -> Ledger:
 
 def _is_empty(state: State) -> bool:
     return isinstance(state, History) and state.empty
+
+
+def _waits(h: History) -> bool:
+    """Whether its positions were moved and nothing was decoded since."""
+    for item in reversed(h.items):
+        if isinstance(item, Seg):
+            return False
+        if item.call != "seq_rm":
+            return True
+    return False
 
 
 def window_need(held: Sequence[int], n_swa: int) -> int:
@@ -483,6 +515,7 @@ class _Fold:
             return
         if not isinstance(src, History):
             self._set(m, op.dst, src if isinstance(src, Undefined) else Undefined("copy of a half restored sequence"))
+            self._share(op.src, op.dst)  # whatever is in the cells
             return
         if src.empty:
             return
@@ -502,11 +535,15 @@ class _Fold:
                         replace(copy, items=(*part.items, Edit("seq_rm", (0, p0))), positions=left) if left else EMPTY
                     )
         self._set(m, op.dst, copy)
-        if _is_empty(copy) or not (self.params.kv_unified or self.facts.recurrent or self.facts.hybrid):
-            return  # nothing to share, or the cells of a split cache were copied
-        for other in [s for pair in self.shared if op.src in pair for s in pair - {op.src}]:
-            self.shared.add(frozenset({other, op.dst}))
-        self.shared.add(frozenset({op.src, op.dst}))
+        if not _is_empty(copy):
+            self._share(op.src, op.dst)
+
+    def _share(self, src: int, dst: int) -> None:
+        if not (self.params.kv_unified or self.facts.recurrent or self.facts.hybrid):
+            return  # the cells of a split cache were copied
+        for other in [s for pair in self.shared if src in pair for s in pair - {src}]:
+            self.shared.add(frozenset({other, dst}))
+        self.shared.add(frozenset({src, dst}))
 
     def _seq_keep(self, op: SeqKeep, m: Moment) -> None:
         m.touched = frozenset(s for s in range(self.n_seq) if s != op.seq)
@@ -555,9 +592,30 @@ class _Fold:
             self.devices += 1
             slot.device_id = self.last_device[op.seq] = self.devices
         self.slots[op.slot] = slot
+        if op.slot < OBSERVED_SLOTS:
+            self._claim(m, len(m.step.blobs) - 1, op.flags, {op.seq: self.states[op.seq]}, whole=False)
+
+    def _claim(self, m: Moment, blob: int, flags: int, states: dict[int, State], *, whole: bool) -> None:
+        """Claim the state of every sequence in a blob whose bytes were kept.
+
+        What waits for the next decode is not in a blob yet, and whether that decode came may differ between subject and
+        reference: a history that was moved and not decoded since is left out.
+        """
+        if not 0 <= blob < len(m.step.blobs) or m.step.blobs[blob].at < 0:
+            return
+        for seq, state in states.items():
+            if not isinstance(state, History) or _waits(state):
+                continue
+            partial = bool(flags & PARTIAL) and (self.facts.hybrid or self.facts.recurrent or self.facts.n_swa > 0)
+            chain, positions, kinds = state.items, state.held() if state.items else (), state.kinds
+            claim = StateClaim(
+                m.step.op, blob, seq, chain, positions, kinds, state.shaped, self.params, self.facts, whole, partial
+            )
+            self.ledger.states.append(claim)
 
     def _save_all(self, op: SaveAll, m: Moment) -> None:
         self.slots[op.slot] = SavedSlot(dict(self.states), 0, self.params, self.epoch, True, op.medium)
+        self._claim(m, len(m.step.blobs) - 1, 0, self.states, whole=True)
 
     def _corrupt(self, op: Corrupt, m: Moment) -> None:
         slot = self.slots.get(op.slot)
@@ -582,6 +640,8 @@ class _Fold:
                 self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and not saved.empty else saved,
             )
             self._unshare(op.seq)
+        if m.step.rc and len(m.step.blobs) > op.times and op.seq in self.states:
+            self._claim(m, op.times, slot.flags, {op.seq: self.states[op.seq]}, whole=False)
 
     def _half(self, base: State, saved: State, seq: int, m: Moment) -> State:
         if not isinstance(saved, History):
@@ -619,6 +679,8 @@ class _Fold:
                 s,
                 self._shape(saved, m.step.op, "cells") if isinstance(saved, History) and not saved.empty else saved,
             )
+        if len(m.step.blobs) > op.times:
+            self._claim(m, op.times, 0, self.states, whole=True)
         # sequences that shared cells when they were saved share them again; which ones is not kept, so all may
         live = [s for s in range(self.n_seq) if not _is_empty(self.states[s])]
         if self.params.kv_unified or self.facts.recurrent or self.facts.hybrid:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from oracles.ledger import OBSERVED_SLOTS
 from subjects.scenario import (
     ON_DEVICE,
     ContextParams,
@@ -26,7 +27,7 @@ from subjects.scenario import (
 )
 
 # Slots of our own, above any that a generated program uses.
-NEIGHBOUR_SLOT = 1000
+NEIGHBOUR_SLOT = OBSERVED_SLOTS
 # Stream of the final continuation; the same for all sequences, so that equal histories have equal references.
 CONTINUATION_STREAM = 90
 CONTINUATION = 2

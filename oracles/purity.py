@@ -6,7 +6,7 @@ import msgspec
 
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
-from oracles.liveness import crash_text
+from oracles.crash import crash_text
 from oracles.verdict import Check, Verdict, Violation
 from subjects.contracts import rule
 from subjects.scenario import Ask, Decode, Draft, Op, Reopen, Scenario

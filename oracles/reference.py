@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from oracles.ledger import Edit, Item, Ledger, RowClaim, Seg, count_outputs, output_choice
+from oracles.ledger import Edit, Item, Ledger, RowClaim, Seg, StateClaim, count_outputs, output_choice
 from subjects.child import Replay
 from subjects.scenario import OPEN, AnyOp, ContextParams, Decode, Edge, ModelRef, Part, Scenario, SeqAdd, SeqDiv, SeqRm
 from subjects.trace import Floats, Row, Trace
@@ -23,8 +23,8 @@ from subjects.trace import Floats, Row, Trace
 Key = tuple[ContextParams, int, tuple[Item, ...]]
 
 
-def key_of(claim: RowClaim) -> Key:
-    """The solo reference that a row is held against: its history as sequence 0 of a context with room for one.
+def key_of(claim: RowClaim | StateClaim) -> Key:
+    """The solo reference of a row or a state: its history as sequence 0 of a context with room for one.
 
     Which id a sequence has, how many there could be, whether their caches are one, and how many threads compute must
     not matter, and measured on all kinds of memory it does not, to the bit. So equal histories share a reference.
@@ -113,14 +113,20 @@ def row_at(trace: Trace, seq: int, pos: int) -> int:
 
 
 _CALLS = {"seq_rm": 1, "seq_add": 2, "seq_div": 3}
+_SAVE = 4
 _OUTPUTS = {"none": 0, "last": 1, "all": 2}
 
 
-def replay(model: ModelRef, path: Path, key: Key) -> Replay:
-    """The same program as `solo`, as one call of the shim; a test holds them together."""
+def replay(model: ModelRef, path: Path, key: Key, saves: Sequence[int] = ()) -> Replay:
+    """The same program as `solo`, as one call of the shim; a test holds them together.
+
+    saves: after how many items of the chain the state is saved, ascending.
+    """
     params, seq, chain = key
     words = array("i")
-    for item in chain:
+    for k, item in enumerate(chain):
+        if k in saves:
+            words.extend((_SAVE, 1, seq))
         if isinstance(item, Edit):
             words.extend((_CALLS[item.call], 1 + len(item.args), seq, *item.args))
             continue
@@ -129,7 +135,9 @@ def replay(model: ModelRef, path: Path, key: Key) -> Replay:
             tokens = item.tokens[i : i + n]
             out = _OUTPUTS[item.out] if item.out != "last" or i + n >= len(item.tokens) else 0
             words.extend((0, 3 + len(tokens), seq, item.start + i, out, *tokens))
-    return Replay(params, words.tobytes(), count_outputs(chain), str(path), model.n_gpu_layers)
+    if len(chain) in saves:
+        words.extend((_SAVE, 1, seq))
+    return Replay(params, words.tobytes(), count_outputs(chain), str(path), model.n_gpu_layers, len(saves))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,3 +227,56 @@ class References:
         self._bytes -= run.size
         for key in run.keys:
             del self._of[key]
+
+
+class StateReferences:
+    """States that an honest library saves after a history, as blobs of a single sequence, remembered.
+
+    Histories that are beginnings of one another share a run, which saves on the way; rows come from runs without saves
+    (`References`). Bounded by bytes, as there.
+    """
+
+    def __init__(self, limit_bytes: int = 24 << 20):
+        self._of: OrderedDict[Key, bytes] = OrderedDict()
+        self._bytes = 0
+        self._limit = limit_bytes
+
+    def get(self, key: Key) -> bytes | None:
+        """The state after a chain, None when it is not known."""
+        data = self._of.get(key)
+        if data is not None:
+            self._of.move_to_end(key)
+        return data
+
+    def missing(self, wanted: Iterable[Key]) -> list[tuple[Key, list[int]]]:
+        """The chains that must be run so that all of `wanted` are known, each with where on it to save."""
+        runs: list[tuple[Key, list[int]]] = []
+        run_of: dict[Key, int] = {}
+        for key in sorted({k for k in wanted if k not in self._of}, key=lambda k: -len(k[2])):
+            params, seq, chain = key
+            at = run_of.get(key)
+            if at is None:
+                at = len(runs)
+                runs.append((key, []))
+                run_of.update(((params, seq, chain[:i]), at) for i in range(1, len(chain) + 1))
+            runs[at][1].insert(0, len(chain))
+        return runs
+
+    def put(self, key: Key, saves: Sequence[int], trace: Trace) -> None:
+        """Remember the states of a run; one that did not end well is not remembered, nor what was too long to keep."""
+        if trace.end.how != "ok":
+            return
+        params, seq, chain = key
+        at = 0
+        for n in saves:
+            size = int.from_bytes(trace.states[at : at + 8], "little")
+            data = trace.states[at + 8 : at + 8 + size]
+            at += 8 + size
+            if size and len(data) == size:
+                self._of[params, seq, chain[:n]] = data
+                self._bytes += size
+
+    def evict(self) -> None:
+        """Drop what was unused for longest until the limit is kept again."""
+        while self._of and self._bytes > self._limit:
+            self._bytes -= len(self._of.popitem(last=False)[1])

@@ -24,6 +24,7 @@ from oracles.redraft import Redraft
 from oracles.refusal import Refusal
 from oracles.removal import Removal
 from oracles.round_drafts import RoundDrafts
+from oracles.state import State
 from oracles.two_drivers import TwoDrivers
 from oracles.verify_rows import VerifyRows
 from subjects.scenario import Scenario
@@ -34,6 +35,7 @@ ORACLES: tuple[Oracle, ...] = tuple(
             Liveness(),
             DecodeCodes(),
             Refusal(),
+            State(),
             Removal(),
             Isolation(),
             BlobContract(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oracles.account import Account, Compared
+from oracles.ledger import Moment
 from oracles.reference import key_of, solo
 from oracles.verdict import Check, Violation
 from subjects.contracts import rule
@@ -22,6 +23,8 @@ def shaper_name(account: Account, row: Compared) -> str:
 _STATE = {
     "decode": "decode.success",
     "draft": "decode.success",
+    "save": "save.state",
+    "save_all": "save_all.state",
     "restore": "restore.state",
     "restore_all": "restore_all.state",
     "seq_rm": "seq_rm.removed",
@@ -38,10 +41,16 @@ _REFUSED = {name: f"{name}.refused-clean" for name in ("restore", "restore_all",
 def state_rule(account: Account, row: Compared) -> str:
     """What the contract table says of the operation that shaped the row's history last."""
     shaper = account.shaper(row.claim)
-    if shaper is None:
-        return rule("decode.success")
-    op, m = shaper
-    name = NAME_OF[type(op)]
+    return promised(shaper[1] if shaper else None)
+
+
+def promised(m: Moment | None, without: Moment | None = None) -> str:
+    """What the contract table says of a moment that shaped a history; where there is none, of `without`, or of decodes
+    that succeed.
+    """
+    if m is None:
+        return rule(_STATE[NAME_OF[type(without.op)]] if without else "decode.success")
+    name = NAME_OF[type(m.op)]
     if m.step.batches:  # a decode shapes a history where it did not end well
         return rule("decode.fatal" if (m.step.rc or 0) < -1 else "decode.aborted")
     return rule(_REFUSED[name] if name in _REFUSED and not m.step.rc else _STATE[name])
@@ -88,8 +97,14 @@ def row_violation(
         band=band,
         nmse=row.nmse,
         suspects=suspects(account, row),
-        rungs=() if hidden else (band_rung(row), tie_rung(row)),
+        rungs=() if hidden else (*state_rung(account, row), band_rung(row), tie_rung(row)),
     )
+
+
+def state_rung(account: Account, row: Compared) -> tuple[str, ...]:
+    """What the last judged state of the row's sequence says; nothing where none was saved."""
+    told = account.state_rung(row.claim.seq, row.claim.step)
+    return (told,) if told else ()
 
 
 def band_rung(row: Compared) -> str:

@@ -25,12 +25,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     blob a's size must
     equal what was moved (`what` "size"); "counts" compares the bytes in any order, "neighbour" the last blobs of
     steps a and b.
+    state: blob `row` of step `step` must hold for `seq` the state that `reference` saves at its end. `expected` are the
+    places of the first row that differs in both blobs, within `band` (type, start, pieces, size, apart; twice); without
+    them other cells are there. `what` is that row in words.
     draft: in step `step` a driver must draft `expected` for sequence `seq`, as `reference` does at its end;
     `what` says what differs (row, tokens, logits, target, positions, two drivers, or how a state was mangled).
     alive: the program must end by itself; it dies (or hangs) in step `step`.
     """
 
-    kind: Literal["rows", "positions", "answer", "blob", "alive", "draft"]
+    kind: Literal["rows", "positions", "answer", "blob", "alive", "draft", "state"]
     step: int
     seq: int = -1
     row: int = -1

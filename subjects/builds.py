@@ -300,7 +300,7 @@ def _fingerprint(include: Iterable[Path], libraries: Iterable[Path], source: Pat
         h.update(f"{name} {digest}\n".encode())
     for ours in (source, shimcache.PARAMS):
         h.update(f"ours {hashlib.sha256(ours.read_bytes()).hexdigest()}\n".encode())
-    h.update(f"{compiler_line()}\n{' '.join(shimcache.FLAGS)}\n".encode())
+    h.update(f"{compiler_line()}\n{' '.join(shimcache.SHIM_FLAGS)}\n".encode())
     return h.hexdigest()[:16]
 
 
@@ -396,7 +396,7 @@ def driver_library(
             (folder / name).write_text(f'#line 1 "common/{name}"\n{text}', "utf-8")
         more = [folder / name for name in own]
         try:
-            library = Ours(fingerprint, include, link, DRIVER, more, "driver")
+            library = Ours(fingerprint, include, link, DRIVER, more, "driver", shimcache.FLAGS)
             if not library.place.is_file():
                 compiling()
             return library.made()

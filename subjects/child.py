@@ -38,7 +38,7 @@ from subjects.shim import Shim
 from subjects.trace import Facts, Row, Step
 
 # kinds of frames in the shared memory file
-RUN, FACTS, BEGIN, BATCH, CODE, STEP, LOGITS, HIDDEN, REFUSED, END = range(10)
+RUN, FACTS, BEGIN, BATCH, CODE, STEP, LOGITS, HIDDEN, REFUSED, END, STATE = range(11)
 # The answers of one request: a sparse file, of which only what is written takes memory. It begins with the number of
 # bytes that are good.
 ANSWERS_BYTES = 1 << 28
@@ -68,13 +68,15 @@ class Job(msgspec.Struct, array_like=True, tag="job"):
 
 
 class Replay(msgspec.Struct, array_like=True, tag="replay"):
-    """One history to decode in a context of its own (see rd_replay in the shim), with `rows` output rows."""
+    """One history to decode in a context of its own (see rd_replay in the shim), with `rows` output rows. states: how
+    often its state is saved on the way; the trace has them one behind the other, each with its length in front."""
 
     params: ContextParams
     words: bytes
     rows: int
     model: str
     n_gpu_layers: int
+    states: int = 0
 
 
 class Control(msgspec.Struct, array_like=True):
@@ -135,7 +137,7 @@ class _Pipe:
             data = data[os.write(self.fd, data) :]
 
 
-class _Recorder:
+class Recorder:
     """Sink that appends to the shared memory file. The header is written last, so a frame is there whole or not at all.
 
     Raises ValueError when a request's answers do not fit.
@@ -188,12 +190,16 @@ class _Recorder:
         if hidden:
             self.frame(HIDDEN, hidden)
 
+    def state(self, data: bytes) -> None:
+        """See subjects.runner.Sink."""
+        self.frame(STATE, data)
+
     def end(self, step: Step) -> None:
         """See subjects.runner.Sink."""
         self.frame(STEP, _ENCODE(step))
 
 
-class _Worker:
+class Worker:
     """Runs jobs until the parent hangs up or the library takes the process down."""
 
     def __init__(
@@ -201,7 +207,7 @@ class _Worker:
         shim: Shim,
         models: dict[tuple[str, int], int],
         driver: DriverLib | None,
-        answers: _Recorder,
+        answers: Recorder,
         memory_mb: int = 0,
     ):
         self.shim, self.models, self.driver = shim, models, driver
@@ -287,8 +293,8 @@ class _Worker:
             self.answers.frame(REFUSED, str(e).encode())
             return
         facts = self.shim.model_facts(model)
-        code, logits, hidden = self.shim.replay(
-            model, request.params, request.words, request.rows, facts["n_vocab"], facts["n_embd"]
+        code, logits, hidden, states = self.shim.replay(
+            model, request.params, request.words, request.rows, facts["n_vocab"], facts["n_embd"], request.states
         )
         if code < 0:
             why = "; ".join(self.shim.take_log()[-3:])
@@ -297,6 +303,8 @@ class _Worker:
         self.answers.frame(LOGITS, logits)
         if hidden:
             self.answers.frame(HIDDEN, hidden)
+        if states:
+            self.answers.frame(STATE, states)
         self.answers.frame(END, SECONDS.pack(time.monotonic() - began))
 
     def _model(self, path: str, n_gpu_layers: int) -> int:
@@ -343,7 +351,7 @@ def _die_with_parent() -> None:
         )  # PR_SET_PDEATHSIG: no orphan survives a kill -9 of the parent
 
 
-def _serve(worker: _Worker, requests: _Pipe, replies: int, answers: _Recorder) -> None:
+def _serve(worker: Worker, requests: _Pipe, replies: int, answers: Recorder) -> None:
     while (request := requests.read()) is not None:
         number, items = REQUESTS.decode(request)
         answers.clear(number)
@@ -377,7 +385,7 @@ def _load(setup: Setup, control: _Pipe) -> tuple[Shim, dict[tuple[str, int], int
 def main(argv: list[str]) -> None:
     """Entry of the zygote: file descriptors requests, replies, control, answers as arguments."""
     fds = [int(a) for a in argv]
-    requests, replies, control, answers = _Pipe(fds[0]), fds[1], _Pipe(fds[2]), _Recorder(fds[3])
+    requests, replies, control, answers = _Pipe(fds[0]), fds[1], _Pipe(fds[2]), Recorder(fds[3])
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     first = requests.read()
@@ -402,7 +410,7 @@ def main(argv: list[str]) -> None:
             if loaded is not None:
                 if memory_mb:
                     cap_memory(memory_mb)
-                _serve(_Worker(*loaded, answers, memory_mb), requests, replies, answers)
+                _serve(Worker(*loaded, answers, memory_mb), requests, replies, answers)
             os._exit(0)
         if not on_gpu:
             control.write(_ENCODE(Control("began", pid)))

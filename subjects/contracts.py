@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, get_args
 
 from subjects.clauses import VERDICT, Clause, Contract
 from subjects.driver_contracts import DRIVER_CONTRACTS
@@ -25,6 +25,7 @@ from subjects.scenario import (
     Corrupt,
     Decode,
     Draft,
+    How,
     Medium,
     Op,
     Reopen,
@@ -171,6 +172,11 @@ CONTRACTS: dict[str, Contract] = {
                     "the size asked for is the size written",
                     "Get the exact size needed to copy the state of a single sequence",
                 ),
+                _h(
+                    "save.state",
+                    "what is saved is the state of the sequence",
+                    "Copy the state of a single sequence into the specified buffer",
+                ),
                 _n("save.pure", "saving changes nothing, and twice gives the same"),
             ),
             forms=(
@@ -254,6 +260,11 @@ CONTRACTS: dict[str, Contract] = {
                     "save_all.size",
                     "the size asked for is the size written",
                     "Returns the *actual* size in bytes of the state (logits, embedding and memory)",
+                ),
+                _h(
+                    "save_all.state",
+                    "what is saved is the state of all sequences",
+                    "Copies the state to the specified destination address.",
                 ),
                 _n("save_all.pure", "saving changes nothing, and twice gives the same"),
             ),
@@ -489,7 +500,7 @@ CONTRACTS: dict[str, Contract] = {
             "(changes a saved state in host hands)",
             owes=(_n("corrupt.slot", "the slot holds something", "of redraft's own making"),),
             gets=(_n("corrupt.harmless", "nothing happens before the state is restored"),),
-            forms=("truncate", "extend", "flip", "zero", "set_u32", "host blob", "device blob", "whole context"),
+            forms=(*get_args(How), "several edits", "host blob", "device blob", "whole context"),
         ),
         Contract(
             "ask",
@@ -733,7 +744,11 @@ _FORMS: dict[type[Op], Callable[..., list[str]]] = {
     SeqDiv: lambda op, _: [f"by {op.d}"],
     Clear: lambda op, _: ["with data" if op.data else "metadata only"],
     Reopen: lambda op, v: ["same parameters" if op.params in (None, v.params) else "other parameters"],
-    Corrupt: lambda op, v: [op.how, _blob_kind(v.saved(op.slot))],
+    Corrupt: lambda op, v: [
+        *(e.how for e in op.edits),
+        "several edits" if len(op.edits) > 1 else "",
+        _blob_kind(v.saved(op.slot)),
+    ],
     Ask: lambda op, _: [op.what],
 }
 

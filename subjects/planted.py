@@ -13,6 +13,7 @@ A new fault is a subclass of `Planted` with a `name`; its docstring says what it
 from __future__ import annotations
 
 import os
+import struct
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -606,6 +607,54 @@ class FileTruncated(Planted):
             self.triggered()
             os.truncate(path, n - 16)
         return n
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def nudged(blob: bytes, by: float) -> bytes:
+    """The blob with `by` added to one of its last float32, a value of the last layer; streams without cells may follow
+    it."""
+    at = len(blob) - 64
+    (value,) = struct.unpack_from("<f", blob, at)
+    return blob[:at] + struct.pack("<f", value + by) + blob[at + 4 :]
+
+
+class SaveAltersValue(Planted):
+    """A save writes one value wrong, and the restore of it puts the right one back, so that nothing but the saved state
+    itself shows it. Trigger: a save into memory of a sequence that holds something, with F32 K/V."""
+
+    name = "save-alters-value"
+
+    def setup(self) -> None:
+        self.right: dict[bytes, bytes] = {}
+
+    def seq_get(self, ctx: int, seq: int, flags: int, room: int) -> tuple[int, bytes]:
+        self.reached()
+        n, blob = super().seq_get(ctx, seq, flags, room)
+        if flags & ON_DEVICE or self.span(ctx, seq)[1] < 0:
+            return n, blob
+        self.triggered()
+        bad = nudged(blob, 1.0)
+        self.right[bad] = blob
+        return n, bad
+
+    def seq_set(self, ctx: int, seq: int, flags: int, blob: bytes) -> int:
+        return super().seq_set(ctx, seq, flags, self.right.get(blob, blob))
+
+
+class RecurrentNudged(Planted):
+    """A restore puts one value of a recurrent state wrong, by less than logits show. Trigger: a restore from memory of
+    a recurrent model's state."""
+
+    name = "recurrent-nudged"
+
+    def seq_set(self, ctx: int, seq: int, flags: int, blob: bytes) -> int:
+        self.reached()
+        if flags & ON_DEVICE or len(blob) < 64:
+            return super().seq_set(ctx, seq, flags, blob)
+        self.triggered()
+        return super().seq_set(ctx, seq, flags, nudged(blob, 0.02))
 
 
 # --- positions --------------------------------------------------------------------------------------------------------

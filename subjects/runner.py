@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +44,8 @@ from subjects.scenario import (
     token,
 )
 from subjects.shim import Shim
-from subjects.trace import Batch, Blob, Facts, Row, Step
+from subjects.state.edits import OWN, Source, assemble, pieces_of
+from subjects.trace import KEPT_BYTES, KEPT_TOTAL, Batch, Blob, Facts, Row, Step
 
 # a session file carries tokens beside the state; these are saved and must come back
 FILE_TOKENS = (7, 11, 13)
@@ -75,6 +75,9 @@ class Sink(Protocol):
 
     def row(self, logits: bytes, hidden: bytes) -> None:
         """One output row was read back."""
+
+    def state(self, data: bytes) -> None:
+        """The bytes of a blob, to be kept behind those before (see trace.Trace.states)."""
 
     def end(self, step: Step) -> None:
         """The operation has ended; its batches were told already and are not in `step`."""
@@ -116,6 +119,9 @@ class Runner:
     ctx: int = 0
     n_rows: int = 0
     clean: bool = True
+    # where the bytes of blobs were kept, by their hash, and how many in all
+    state_at: dict[str, int] = field(default_factory=dict)
+    n_state_bytes: int = 0
 
     def run(self, scenario: Scenario) -> Outcome:
         """Execute every operation; raises Refused when a context cannot be made."""
@@ -318,10 +324,23 @@ class Runner:
         slot = Slot(b"", flags, medium, seq is None, list(self.next_pos) if seq is None else [self._next(seq)])
         for _ in range(1 + again):
             size, moved, slot.blob = self._get_file(seq, slot) if medium == "file" else self._get(seq, flags)
-            step.blobs.append(blob_of(size, moved, slot.blob))
+            step.blobs.append(self._with_bytes(blob_of(size, moved, slot.blob), slot.blob, flags))
             step.rc = moved
         self._forget(number)
         self.slots[number] = slot
+
+    def _with_bytes(self, blob: Blob, data: bytes, flags: int) -> Blob:
+        """The blob with a place for its bytes, where they are of a size to be judged. A device's holds no data."""
+        if flags & ON_DEVICE or not data or len(data) > KEPT_BYTES:
+            return blob
+        if blob.sha not in self.state_at:
+            if self.n_state_bytes + len(data) > KEPT_TOTAL:
+                return blob
+            self.state_at[blob.sha] = self.n_state_bytes
+            self.n_state_bytes += len(data)
+            self.sink.state(data)
+        blob.at, blob.length = self.state_at[blob.sha], len(data)
+        return blob
 
     def _forget(self, number: int) -> None:
         old = self.slots.pop(number, None)
@@ -358,16 +377,13 @@ class Runner:
                     else self.shim.seq_set(self.ctx, seq, slot.flags, slot.blob)
                 )
                 step.rc = moved
-            step.blobs.append(blob_of(len(slot.blob), moved, slot.blob))
+            blob = blob_of(len(slot.blob), moved, slot.blob)
+            step.blobs.append(blob if slot.corrupt else self._with_bytes(blob, slot.blob, slot.flags))
         if not step.rc:
             self.clean = False
         elif resave and slot.medium == "buffer" and not slot.flags & ON_DEVICE:
             size, moved, data = self._get(seq, slot.flags)
-            step.blobs.append(blob_of(size, moved, data))
-            if (
-                data != slot.blob
-            ):  # cells may have moved: a digest that does not depend on their order is worth its time
-                step.blobs[-1].counts, step.blobs[-2].counts = _histogram(data), _histogram(slot.blob)
+            step.blobs.append(self._with_bytes(blob_of(size, moved, data), data, slot.flags))
 
     def _do_restore(self, op: Restore, step: Step) -> None:
         self._restore(step, op.slot, op.seq, op.times, op.resave)
@@ -381,23 +397,17 @@ class Runner:
             step.skipped = f"slot {op.slot} holds nothing"
             return
         slot.corrupt = True
-        data, at = bytearray(slot.blob), len(slot.blob) * op.at // 1000
-        if op.how == "truncate":
-            del data[at:]
-        elif op.how == "extend":
-            data += b"\x5a" * op.n
-        elif op.how == "flip":
-            if at < len(data):
-                data[at] ^= (op.n & 0xFF) or 1
-        elif op.how == "zero":
-            data[at : at + op.n] = bytes(len(data[at : at + op.n]))
-        else:
-            at &= ~3
-            data[at : at + 4] = (op.n & 0xFFFFFFFF).to_bytes(4, "little")[: len(data[at : at + 4])]
-        self._begin(step, op.slot, at, op.n)
-        changed = bytes(data) != slot.blob
-        step.value = int(changed)
-        slot.blob = bytes(data)
+        self._begin(step, op.slot)
+
+        def other(number: int) -> Source | None:
+            donor = self.slots.get(number)
+            return Source(donor.blob) if donor is not None else None
+
+        pieces = pieces_of(Source(slot.blob), op.edits, other)
+        step.pieces = [p._replace(slot=op.slot) if p.slot == OWN else p for p in pieces]
+        data = assemble(step.pieces, lambda number: self.slots[number].blob)
+        step.value = int(data != slot.blob)
+        slot.blob = data
         step.blobs.append(blob_of(len(data), len(data), slot.blob))
         if slot.fd >= 0:
             os.ftruncate(slot.fd, 0)
@@ -495,11 +505,6 @@ class Runner:
 def blob_of(size: int, moved: int, data: bytes) -> Blob:
     """One save or restore call as the trace has it."""
     return Blob(size, moved, hashlib.sha256(data).hexdigest()[:16])
-
-
-def _histogram(data: bytes) -> str:
-    """Digest of how often each byte occurs: equal for every order of the cells in a blob."""
-    return hashlib.sha256(repr(sorted(Counter(data).items())).encode()).hexdigest()[:16]
 
 
 _DO: dict[type[Op], Callable[..., None]] = {

@@ -369,16 +369,19 @@ class Sandbox:
         traces: list[Trace] = []
         logits: list[bytes] = []
         hidden: list[bytes] = []
+        states: list[bytes] = []
         at = 0
         self._seconds: dict[int, float] = {}  # how long the honest ones took
 
         def finish(how: End) -> None:
             traces[-1].end = how
             traces[-1].logits, traces[-1].hidden = b"".join(logits), b"".join(hidden)
+            traces[-1].states = b"".join(states)
             if traces[-1].facts and len(traces[-1].logits) % (4 * traces[-1].facts[0].n_vocab):
                 raise ValueError("the half of a row")
             logits.clear()
             hidden.clear()
+            states.clear()
 
         while at < len(data):
             length, kind = child.FRAME.unpack_from(data, at)
@@ -391,6 +394,8 @@ class Sandbox:
                 logits.append(body)
             elif kind == child.HIDDEN:
                 hidden.append(body)
+            elif kind == child.STATE:
+                states.append(body)
             elif kind == child.BATCH:
                 traces[-1].steps[-1].batches.append(Batch(_ROWS.decode(body)))
             elif kind == child.CODE:

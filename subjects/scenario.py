@@ -26,7 +26,7 @@ ON_DEVICE = 2
 Anchor = Literal["start", "end", "open"]
 Outputs = Literal["none", "last", "all"]
 Medium = Literal["buffer", "file"]
-Mutation = Literal["truncate", "extend", "flip", "zero", "set_u32"]
+How = Literal["set", "add", "flip", "zero", "cut", "insert", "drop", "double", "swap", "take"]
 Query = Literal["positions", "size", "size_all", "can_shift"]
 
 
@@ -181,15 +181,31 @@ class Reopen(Op, frozen=True, tag="reopen"):
     params: ContextParams | None = None
 
 
+class BlobEdit(Record, frozen=True):
+    """One change of a saved blob, through its grammar (`subjects.state`).
+
+    where: name of a field or group, such as "recurrent.cell.pos", and nth: which of those of that name, counted round.
+    "" is a place among the bytes, nth thousandths of their length. What a blob does not have is not changed.
+
+    how: `set` a number to value; `add` value to it; `flip` the lowest bits of its first byte that value has; `zero` all
+    its bytes (at a place: value of them); `cut` the blob there, value bytes further on; `insert` value bytes 0x5a
+    behind it; `drop` it, `double` it, or `swap` it with the next of its name, a cell with its rows and the count
+    of cells, but where value is 1 its own bytes alone; `take` that of slot `value` in its place.
+    """
+
+    how: How
+    where: str = ""
+    nth: int = 0
+    value: int = 0
+
+
 class Corrupt(Op, frozen=True, tag="corrupt"):
-    """Change the saved bytes of a slot, in place: `at` is a fraction of its length in 1/1000, `n` an amount or a
-    value.
+    """Change the saved bytes of a slot: all edits speak of the blob as it is before; of two that overlap the first
+    counts.
     """
 
     slot: int
-    how: Mutation
-    at: int = 0
-    n: int = 1
+    edits: tuple[BlobEdit, ...]
 
 
 class Ask(Op, frozen=True, tag="ask"):

@@ -50,7 +50,7 @@ llama_memory_t  K(void * p) { return llama_get_memory(C(p)); }
 } // namespace
 
 // Version of this interface. Raise it with every change below, shim.py refuses another one.
-RD_API int32_t rd_version(void) { return 2; }
+RD_API int32_t rd_version(void) { return 3; }
 
 RD_API void rd_init(void) {
     llama_log_set(on_log, nullptr);
@@ -196,9 +196,13 @@ RD_API int32_t rd_all_load_file(void * ctx, const char * path, int32_t * tok, ui
 // words: per item a call number, its length in words, and its arguments:
 //   0 decode: seq, first position, outputs (0 none, 1 last row, 2 all rows), tokens ...
 //   1 seq_rm: seq, p0, p1    2 seq_add: seq, p0, p1, delta    3 seq_div: seq, p0, p1, d
+//   4 save: seq              its state, behind those before into `states`, its length (u64) in front; length 0 where it is too long
+// n_states: in, the longest state that `states` has room for, as often as there are saves; out, the bytes written there.
 // Returns the number of rows written; -1 no context, -2 no room for a row, -3 no row to read, -1000 + rc where a decode did not return 0.
 RD_API int32_t rd_replay(void * model, const int32_t * params, const int32_t * words, int32_t n_words, float * logits, float * hidden,
-                         int32_t max_rows) {
+                         int32_t max_rows, uint8_t * states, uint64_t * n_states) {
+    const uint64_t longest = *n_states;
+    *n_states = 0;
     void * ctx = rd_ctx_new(model, params);
     if (!ctx) {
         return -1;
@@ -218,6 +222,14 @@ RD_API int32_t rd_replay(void * model, const int32_t * params, const int32_t * w
             rd_seq_add(ctx, a[0], a[1], a[2], a[3]);
         } else if (words[i] == 3) {
             rd_seq_div(ctx, a[0], a[1], a[2], a[3]);
+        } else if (words[i] == 4) {
+            uint64_t size = rd_seq_size(ctx, a[0], 0);
+            uint8_t * dst = states + *n_states;
+            if (size > longest || rd_seq_get(ctx, dst + sizeof(size), size, a[0], 0) != size) {
+                size = 0;
+            }
+            memcpy(dst, &size, sizeof(size));
+            *n_states += sizeof(size) + size;
         } else {
             const int32_t n = words[i + 1] - 3;
             pos.resize(n);

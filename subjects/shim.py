@@ -12,10 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from subjects.scenario import GGML_TYPE, ContextParams
+from subjects.trace import KEPT_BYTES
 
-INTERFACE = 2
+INTERFACE = 3
 
 _I32P = ct.POINTER(ct.c_int32)
+_U64P = ct.POINTER(ct.c_uint64)
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "rd_version": (ct.c_int32, []),
     "rd_init": (None, []),
@@ -54,7 +56,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "rd_all_save_file": (ct.c_int32, [ct.c_void_p, ct.c_char_p, _I32P, ct.c_uint64]),
     "rd_replay": (
         ct.c_int32,
-        [ct.c_void_p, _I32P, ct.c_char_p, ct.c_int32, ct.c_void_p, ct.c_void_p, ct.c_int32],
+        [ct.c_void_p, _I32P, ct.c_char_p, ct.c_int32, ct.c_void_p, ct.c_void_p, ct.c_int32, ct.c_void_p, _U64P],
     ),
     "rd_all_load_file": (ct.c_int32, [ct.c_void_p, ct.c_char_p, _I32P, ct.c_uint64, ct.POINTER(ct.c_uint64)]),
 }
@@ -92,6 +94,7 @@ class Shim:
         self._lib = lib = bound(path, _SIGNATURES, "rd_version", INTERFACE)
         self._log = ct.create_string_buffer(1 << 15)
         self._room = ct.create_string_buffer(1 << 16)
+        self._states = ct.create_string_buffer(0)
         lib.rd_init()
 
     def system_info(self) -> str:
@@ -250,17 +253,30 @@ class Shim:
         return rc, list(buf[: min(n.value, room)])
 
     def replay(
-        self, model: int, p: ContextParams, words: bytes, rows: int, n_vocab: int, n_embd: int
-    ) -> tuple[int, bytes, bytes]:
-        """A history in a context of its own (see rd_replay): (rows or a negative code, logits, hidden rows)."""
+        self, model: int, p: ContextParams, words: bytes, rows: int, n_vocab: int, n_embd: int, states: int = 0
+    ) -> tuple[int, bytes, bytes, bytes]:
+        """A history in a context of its own (see rd_replay): (rows or a negative code, logits, hidden rows, states).
+
+        states: how many states it saves on the way; each begins with its length as an unsigned 64-bit number, 0 where
+        it is longer than what is kept of a state (KEPT_BYTES).
+        """
         width = 4 * rows * n_vocab
         hidden_width = 4 * rows * n_embd if p.embeddings else 0
         buf = self._buffer(width + hidden_width)
         at = ct.addressof(buf)
-        n = int(self._lib.rd_replay(model, params_array(p), words, len(words) // 4, at, at + width, rows))
+        written = ct.c_uint64(KEPT_BYTES)
+        room = states * (8 + KEPT_BYTES)
+        if room > len(self._states):
+            self._states = ct.create_string_buffer(room)
+        saved = ct.addressof(self._states)
+        n = int(
+            self._lib.rd_replay(
+                model, params_array(p), words, len(words) // 4, at, at + width, rows, saved, ct.byref(written)
+            )
+        )
         got = max(n, 0)
         hidden = ct.string_at(at + width, 4 * got * n_embd) if p.embeddings else b""
-        return n, ct.string_at(at, 4 * got * n_vocab), hidden
+        return n, ct.string_at(at, 4 * got * n_vocab), hidden, ct.string_at(saved, written.value) if states else b""
 
 
 @lru_cache(maxsize=4096)

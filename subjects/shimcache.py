@@ -25,6 +25,9 @@ SOURCE = Path(__file__).with_name("shim.cpp")
 PARAMS = SOURCE.with_name("shim_params.h")
 """What all of our C++ includes."""
 FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fdiagnostics-color=never")
+# An exception that leaves the C API ends at the shim, with its type and text told: further out somebody may catch it
+# (Atheris does, and knows neither).
+SHIM_FLAGS = (*FLAGS, "-fno-exceptions", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables")
 
 _COMPILE_SECONDS = 300
 _LOAD_SECONDS = 120
@@ -162,6 +165,7 @@ class Ours:
     more: Sequence[Path] = ()
     """sources of llama.cpp that are compiled in"""
     what: str = "shim"
+    flags: Sequence[str] = SHIM_FLAGS
 
     @property
     def place(self) -> Path:
@@ -198,7 +202,8 @@ class Ours:
     def command(self, to: Path) -> list[str]:
         """The compiler's command line."""
         dirs = [*self.include, PARAMS.parent]
-        command = [*compiler(), *FLAGS, *(f"-I{p}" for p in dirs), *map(str, (self.source, *self.more)), "-o", str(to)]
+        command = [*compiler(), *self.flags, *(f"-I{p}" for p in dirs)]
+        command += [*map(str, (self.source, *self.more)), "-o", str(to)]
         if sys.platform == "linux":
             # DT_RPATH instead of DT_RUNPATH: it holds for the libraries' own dependencies as well (`cmake --install`
             # strips theirs) and goes before LD_LIBRARY_PATH. All are linked although the shim calls few of them, to

@@ -17,6 +17,10 @@ from subjects.scenario import ContextParams
 
 Floats = npt.NDArray[np.float32]
 
+# Bytes of a saved state are kept up to this length, and so many of one program.
+KEPT_BYTES = 1 << 20
+KEPT_TOTAL = 8 << 20
+
 
 class Row(msgspec.Struct, array_like=True, frozen=True):
     """One row of a batch, as it was handed to llama_decode."""
@@ -44,15 +48,25 @@ class Blob(msgspec.Struct, array_like=True):
 
     size: what the size query promised (save) or the length handed in (restore).
     moved: bytes written or read, as returned.
-    sha: first 16 hex digits of the blob's SHA-256. counts: hash of the histogram of its bytes, which does not depend
-    on the order
-    of cells in it (cells may move when they are restored).
+    sha: first 16 hex digits of the blob's SHA-256. counts: in traces of earlier versions a digest; empty now.
+    at, length: where its bytes are in the trace's `states`; -1 where they were not kept.
     """
 
     size: int
     moved: int
     sha: str = ""
     counts: str = ""
+    at: int = -1
+    length: int = 0
+
+
+class Piece(NamedTuple):
+    """A stretch of a changed blob: bytes start to end of what a slot holds, or for slot -1 the bytes in `data`."""
+
+    slot: int
+    start: int = 0
+    end: int = 0
+    data: bytes = b""
 
 
 class TapRow(NamedTuple):
@@ -83,7 +97,7 @@ class Step(msgspec.Struct):
     op: index in the scenario. args: resolved arguments of the call (ranges, ids, mutation offsets). rc: its return
     value (bool as
     0/1), None for void. pos: (pos_min, pos_max) of every sequence afterwards. done: False when the call never returned.
-    value: the answer of a query.
+    value: the answer of a query. pieces: what a changed blob was put together from.
     With a driver also: draft_pos: positions in the draft's memory. drafts: tokens drafted, for each sequence asked.
     taps: the decodes of the draft context. Blobs of a checkpoint are target, draft and driver, size -1 where the
     driver offers nothing.
@@ -99,6 +113,7 @@ class Step(msgspec.Struct):
     value: int | None = None
     skipped: str = ""
     done: bool = False
+    pieces: list[Piece] = []
     draft_pos: list[tuple[int, int]] = []
     drafts: list[list[int]] = []
     taps: list[Tap] = []
@@ -148,7 +163,10 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct):
-    """Everything that one run of one scenario showed. `facts[i]` belongs to the i-th context (reopens make more)."""
+    """Everything that one run of one scenario showed. `facts[i]` belongs to the i-th context (reopens make more).
+
+    states: the bytes of blobs that can be judged, one behind the other (see Blob); empty in traces of earlier versions.
+    """
 
     steps: list[Step]
     facts: list[Facts]
@@ -157,6 +175,11 @@ class Trace(msgspec.Struct):
     hidden: bytes = b""
     stderr: str = ""
     params: list[ContextParams] = []
+    states: bytes = b""
+
+    def state(self, blob: Blob) -> bytes | None:
+        """The bytes of a blob, None where they were not kept."""
+        return self.states[blob.at : blob.at + blob.length] if blob.at >= 0 else None
 
     def logit_rows(self) -> Floats:
         """All output rows, shape (rows, n_vocab)."""

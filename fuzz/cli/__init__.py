@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from fuzz.cli import blob, build, coverage, doctor, explain, fuzz, known, models, oracles, pairs, probe, reduce, replay
 from fuzz.cli import contracts as contracts_verb
-from fuzz.cli import doctor, explain, fuzz, known, models, oracles, pairs, probe, reduce, replay
 from fuzz.cli.common import Usage
 
 VERBS = {
@@ -15,11 +15,14 @@ VERBS = {
     "reduce": reduce,
     "explain": explain,
     "probe": probe,
+    "blob": blob,
     "models": models,
     "pairs": pairs,
     "oracles": oracles,
     "contracts": contracts_verb,
     "known": known,
+    "build": build,
+    "coverage": coverage,
     "doctor": doctor,
 }
 

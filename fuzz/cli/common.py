@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from fuzz.finding import load as load_finding
 from fuzz.models import BadModel, Model, of_program
 from fuzz.state import valid
 from oracles.judge import Judge, Judgement
+from subjects import instrument
 from subjects.builds import (
     BadBuild,
     Build,
@@ -121,9 +123,14 @@ class Bench:
 
 
 def bench(build_path: Path | None, llama_src: Path | None = None, driver_patch: Path | None = None) -> Bench:
-    """Find and compile what is under test; the drivers only once they are asked for."""
+    """Find and compile what is under test; the drivers only once they are asked for.
+
+    From then on the children of this process can load it, also where it is an instrumented build.
+    """
     try:
         build = find_build(build_path)
+        if build_path is not None and instrument.stamp_of(build_path):
+            os.environ.update(instrument.variables(build_path))
         return Bench(build, compile_shim(build), cache_dir(), llama_src, driver_patch)
     except BadBuild as e:
         raise Usage(str(e)) from None

@@ -1,5 +1,5 @@
 """Prints what would be tested, and proves that it works: compiles the shim, writes a model, saves and restores in a
-child."""
+child. Of a build with coverage counters (`redraft build`: the one in the cache, or --build), that they move."""
 
 from __future__ import annotations
 

@@ -5,6 +5,14 @@ folder for each fault.
   redraft fuzz --model qwen35 --model my.gguf --build ~/llama.cpp --scenarios 5000
   redraft fuzz --out out/night --minutes 60 --avoid never     later: ... --resume
 
+  redraft build                                         once: a llama.cpp with counters and sanitizers
+  redraft fuzz --engine coverage --minutes 60           libFuzzer makes up the inputs, by what they reach
+  redraft fuzz --engine coverage --target seq_state     one of its targets
+
+With --engine coverage the inputs are damaged and rebuilt states, mostly. What one meets is run, judged and reduced on
+the ordinary library, so that `redraft replay` shows it again; what shows on the build with sanitizers alone says so.
+The corpora are kept in --out and go on growing with --resume.
+
 A known fault (see `redraft known`) is found once, reported as known, and stepped round from then on; --avoid always
 steps round from the start, --avoid never not at all.
 """
@@ -12,6 +20,7 @@ steps round from the start, --avoid never not at all.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import random
 import sys
@@ -21,12 +30,15 @@ from typing import Any
 
 import msgspec
 
-from fuzz import campaign
-from fuzz.cli.common import Bench, Usage, add_build, add_drivers, add_json, bench
+from fuzz import campaign, targets
+from fuzz.cli.common import Bench, Usage, add_drivers, add_json, bench
 from fuzz.cli.common import console as open_console
+from fuzz.engine import picture
+from fuzz.job import Coverage
 from fuzz.models import BadModel, Model, resolve, resolve_pairs, with_driver, with_impl
 from fuzz.show import Progress, final
-from subjects.builds import environment
+from subjects import instrument
+from subjects.builds import BadBuild, Build, NoDrivers, compile_shim, driver_library, environment, find_build
 from subjects.drivers.reference import LEAVE_OUT
 from subjects.planted import FAULTS
 from subjects.sandbox import SandboxError
@@ -118,7 +130,26 @@ def add(p: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --driver: hold every program against the draft-mtp in Python, not one in eight",
     )
-    add_build(p)
+    p.add_argument(
+        "--engine",
+        choices=("hypothesis", "coverage"),
+        help="what makes up programs: hypothesis, blindly, or libFuzzer, by the code that they reach (default "
+        "hypothesis)",
+    )
+    p.add_argument(
+        "--target",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help=f"with --engine coverage: {', '.join(targets.NAMES)}; repeatable (default: all)",
+    )
+    p.add_argument(
+        "--build",
+        metavar="DIR",
+        type=Path,
+        help="a llama.cpp build tree or install directory to test (default: the installed llama-cpp-python); with "
+        "--engine coverage one that `redraft build` made (default: the one that it makes without options)",
+    )
     add_drivers(p)
     p.add_argument(
         "--seed", metavar="S", type=int, help="with --jobs fixes what is generated (default: random, printed)"
@@ -166,14 +197,25 @@ def run(args: argparse.Namespace) -> int:
         raise Usage(f"no planted fault {args.plant!r}; there are {', '.join(faults)}")
     out = args.out or _newest() if args.resume else args.out or Path("out") / time.strftime("fuzz-%Y%m%d-%H%M%S")
     minutes = args.minutes if args.minutes or args.scenarios else 2.0
-    b = bench(args.build, args.llama_src, args.driver_patch)
     try:
         before = campaign.stored(out) if args.resume else {}
+    except campaign.CampaignError as e:
+        raise Usage(str(e)) from None
+    engine = args.engine or before.get("engine", "hypothesis")
+    if engine == "coverage":
+        args.target = args.target or before.get("targets", [])
+        _check_coverage(args)
+    elif args.target:
+        raise Usage("--target goes with --engine coverage")
+    b = bench(None if engine == "coverage" else args.build, args.llama_src, args.driver_patch)
+    coverage = _coverage(args, b) if engine == "coverage" else None
+    try:
         # what is not given is taken from the campaign that goes on
         if args.resume and not args.model and not args.driver:
             models = msgspec.convert(before["models"], list[Model])
         else:
-            models = _models(args, b, args.plant or before.get("fault", ""))
+            fault = args.plant or before.get("fault", "")
+            models = _covered(args, b, coverage) if coverage else _models(args, b, fault)
     except (BadModel, SandboxError, campaign.CampaignError, msgspec.ValidationError, KeyError) as e:
         raise Usage(str(e)) from None
     seed = args.seed if args.seed is not None else before.get("seed", random.SystemRandom().randrange(1 << 31))
@@ -192,6 +234,9 @@ def run(args: argparse.Namespace) -> int:
         driver=driver.name if driver else "",
         drivers=_driver_options(args) if driver else [],
         variants=args.all_variants or before.get("variants", False),
+        engine=engine,
+        targets=coverage.targets if coverage else [],
+        coverage_build=coverage.fingerprint if coverage else "",
     )
     console = open_console(stderr=args.json)
     seen_on = environment(b.build) | (b.driver_origin() if driver else {})
@@ -215,8 +260,11 @@ def run(args: argparse.Namespace) -> int:
                     minutes=minutes,
                     scenarios=args.scenarios,
                     reduce_seconds=args.reduce_seconds,
+                    coverage=coverage,
                     listen=listen,
                 )
+            if coverage:
+                picture.draw(result.status.targets(), result.status.seconds, out / "coverage.png")
     except campaign.CampaignError as e:
         raise Usage(str(e)) from None
     if args.json:
@@ -253,8 +301,80 @@ def _check(args: argparse.Namespace) -> None:
         raise Usage("--all-variants goes with a driver; add --driver NAME")
 
 
+def _check_coverage(args: argparse.Namespace) -> None:
+    """Raises Usage for options that the coverage-guided engine has no use for."""
+    for option in ("scenarios", "misuse", "plant", "draft", "driver_impl", "all_variants", "gpu_layers"):
+        if getattr(args, option):
+            raise Usage(f"--{option.replace('_', '-')} goes with --engine hypothesis; leave it out")
+    for name in args.target:
+        if name not in targets.NAMES:
+            near = difflib.get_close_matches(name, targets.NAMES)
+            raise Usage(
+                f"no target {name!r}; "
+                + (f"did you mean {near[0]}?" if near else f"there are {', '.join(targets.NAMES)}")
+            )
+    if args.driver and args.target and not targets.DRIVEN & {*args.target}:
+        raise Usage(f"--driver goes with the target {', '.join(targets.DRIVEN)}; add it, or leave out --driver")
+
+
+def _coverage(args: argparse.Namespace, b: Bench) -> Coverage:
+    """What the coverage-guided engine runs on. Raises Usage where it is not there."""
+    try:
+        path = args.build or instrument.ready("fuzzer", instrument.SANITIZERS)
+        stamp = instrument.stamp_of(path) if path else None
+        if path is None:
+            raise Usage("there is no build with counters yet: make it with `redraft build`, which takes minutes, once")
+        if stamp is None or stamp.coverage != "fuzzer":
+            raise Usage(f"{path} is no build with counters: make one with `redraft build`, or leave out --build")
+        build = find_build(path)
+        names = list(dict.fromkeys(args.target)) or list(targets.NAMES)
+        with instrument.loadable(path):
+            shim = compile_shim(build)
+            driver = _driver_of(build, args) if targets.DRIVEN & {*names} else None
+        return Coverage(
+            targets=[n for n in names if driver or n not in targets.DRIVEN],
+            build=str(path.resolve()),
+            fingerprint=build.fingerprint,
+            shim=str(shim),
+            driver=str(driver or ""),
+            variables=instrument.variables(path),
+            environment={
+                **environment(b.build),
+                "build": f"{build.name}, made by `redraft build`, under whose printed environment it must be run",
+                "kind": build.kind,
+                "fingerprint": build.fingerprint,
+            },
+        )
+    except BadBuild as e:
+        raise Usage(str(e)) from None
+
+
+def _driver_of(build: Build, args: argparse.Namespace) -> Path | None:
+    """The drivers on the instrumented build; None, and a line that says so, where it has none and nobody asks for them.
+
+    Raises Usage.
+    """
+    try:
+        return driver_library(build, args.llama_src, args.driver_patch)
+    except NoDrivers as e:
+        left_out = ", ".join(targets.DRIVEN)
+        if args.driver or targets.DRIVEN & {*args.target}:
+            raise Usage(f"{e} (`redraft build --driver` does)") from None
+        print(f"{left_out} is left out: the build has no drivers; `redraft build --driver` adds them", file=sys.stderr)
+        return None
+
+
+def _covered(args: argparse.Namespace, b: Bench, coverage: Coverage) -> list[Model]:
+    """Models of the coverage-guided engine's targets: plain, and pairs for those with a driver. Raises BadModel."""
+    driven = targets.DRIVEN & {*coverage.targets}
+    plain = resolve(args.model, b.models, b.shim) if {*coverage.targets} - driven else []
+    return plain + (resolve_pairs(args.driver or ["all"], b.models) if driven else [])
+
+
 def _same_subject(before: dict[str, Any], b: Bench, driver: Path | None, args: argparse.Namespace) -> None:
     """What is tested is not kept in a campaign's folder, so it must be named again. Raises Usage."""
+    if before.get("engine", "hypothesis") != (args.engine or before.get("engine", "hypothesis")):
+        raise Usage(f"the campaign runs with --engine {before.get('engine', 'hypothesis')}; leave out --engine")
     if before.get("build") != b.build.fingerprint:
         again = "another --build" if args.build else "--build again"
         raise Usage(f"the campaign tests build {before.get('build')}, this is {b.build.fingerprint}: give {again}")

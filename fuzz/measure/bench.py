@@ -506,6 +506,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--driver", action="store_true", help="programs with a speculative driver instead (see bench_driver.py)"
     )
+    p.add_argument(
+        "--targets", action="store_true", help="the fuzz targets against a libFuzzer harness instead (see targets.py)"
+    )
+    p.add_argument("--seconds", type=float, default=15, metavar="S", help="with --targets: of each run (default 15)")
     p.add_argument("--pair", default="qwen35-mtp", help="with --driver: target and draft (default qwen35-mtp)")
     p.add_argument("--build", type=Path, metavar="DIR", help="build of llama.cpp (default: llama-cpp-python's)")
     p.add_argument("--llama-src", type=Path, metavar="DIR", help="with --driver: a checkout that matches the build")
@@ -515,7 +519,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--json", action="store_true", help="one JSON document on standard output, for machines")
     p.add_argument("--profile", action="store_true", help="then profile both sides of redraft (text on stderr)")
     p.add_argument(
-        "--check", action="store_true", help=f"exit 1 if redraft / native is above {LIMIT} (with --driver 2.0)"
+        "--check",
+        action="store_true",
+        help=f"exit 1 if redraft / native is above {LIMIT} (with --driver 2.0), or with --targets below 0.5",
     )
     return p
 
@@ -582,8 +588,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser()
     args = p.parse_args(argv)
     args.scenarios = (500 if args.driver else 1000) if args.scenarios is None else args.scenarios
-    if args.scenarios < 1 or args.repeat < 1:
-        p.error("--scenarios and --repeat take numbers from 1")
+    if args.scenarios < 1 or args.repeat < 1 or args.seconds < 1:
+        p.error("--scenarios, --repeat and --seconds take numbers from 1")
+    if args.targets and args.driver:
+        p.error("--targets and --driver: name one")
+    if args.targets:
+        from fuzz.measure import targets
+
+        return targets.run(args)
     if args.driver:
         from fuzz.measure import bench_driver
 

@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Iterable
 from enum import IntEnum, auto
 from pathlib import Path
-from typing import get_args
 
 from subjects.builds import BadBuild, Build
 from subjects.child import Replay
@@ -25,7 +24,6 @@ from subjects.scenario import (
     Corrupt,
     Decode,
     Draft,
-    Mutation,
     Reopen,
     Restore,
     RestoreAll,
@@ -43,7 +41,6 @@ from subjects.trace import Batch, Step, Trace
 
 SOURCE = Path(__file__).with_name("bench_native.cpp")
 MAGIC = 0x72644231
-HOW = {name: i for i, name in enumerate(get_args(Mutation))}
 
 
 class Code(IntEnum):
@@ -120,7 +117,9 @@ class CallList:
                     clean = clean and bool(step.rc)
                 case Corrupt():
                     clean = False
-                    self._call(Code.CORRUPT, op.slot, HOW[op.how], step.args[1], op.n)
+                    self._call(Code.CORRUPT, op.slot, len(step.pieces))
+                    for piece in step.pieces:
+                        self.words.extend((piece.slot, piece.start, piece.end, len(piece.data), *piece.data))
                 case Reopen():
                     clean = False
                     params = op.params or params

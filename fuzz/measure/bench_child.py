@@ -19,7 +19,7 @@ from typing import cast
 
 from fuzz.measure.bench_driver_calls import Calls, NotingDriver, NotingLib, NotingShim
 from subjects import child
-from subjects.child import ANSWERS_BYTES, REQUESTS, Job, Replay, _Recorder, _Worker
+from subjects.child import ANSWERS_BYTES, REQUESTS, Job, Replay, Recorder, Worker
 from subjects.drivers import Driver, reference
 from subjects.drivers.native import DriverLib, Native
 from subjects.drivers.reference import Reference
@@ -47,11 +47,11 @@ def frames(path: Path) -> list[list[Job | Replay]]:
     return found
 
 
-def answers() -> _Recorder:
+def answers() -> Recorder:
     """A place for answers that nobody reads."""
     fd = os.memfd_create("bench-answers")
     os.ftruncate(fd, ANSWERS_BYTES)
-    return _Recorder(fd)
+    return Recorder(fd)
 
 
 def profiled(shim: Shim, driver: DriverLib | None, model: str, requests: list[list[Job | Replay]]) -> dict[str, object]:
@@ -62,7 +62,7 @@ def profiled(shim: Shim, driver: DriverLib | None, model: str, requests: list[li
     took: list[float] = []
     profile = cProfile.Profile()
     for on in (False, True):
-        worker = _Worker(shim, {(model, 0): handle}, driver, answers())
+        worker = Worker(shim, {(model, 0): handle}, driver, answers())
         began = time.process_time()
         if on:
             profile.enable()
@@ -97,7 +97,7 @@ def note(shim: NotingShim, lib: NotingLib, requests: list[list[Job | Replay]], t
 
     child.Native = native  # type: ignore[assignment, attr-defined]
     reference.Reference = ours  # type: ignore[assignment, misc]
-    worker = _Worker(shim, {}, lib, answers())
+    worker = Worker(shim, {}, lib, answers())
     for items in requests:
         worker.answers.clear()
         for item in items:

@@ -226,8 +226,8 @@ class NotingShim(Shim):
         return n
 
     def replay(
-        self, model: int, p: ContextParams, words: bytes, rows: int, n_vocab: int, n_embd: int
-    ) -> tuple[int, bytes, bytes]:
+        self, model: int, p: ContextParams, words: bytes, rows: int, n_vocab: int, n_embd: int, states: int = 0
+    ) -> tuple[int, bytes, bytes, bytes]:
         """See Shim: the calls that rd_replay makes."""
         calls, items = self.calls, array("i", words)
         calls.add(Code.CONTEXT, 0, calls.model(model), *_params(p))
@@ -246,10 +246,10 @@ class NotingShim(Shim):
                         calls.add(Code.HIDDEN, 0, row, n_embd)
             elif code == 1:
                 calls.add(Code.RM, 0, *a, 1)
-            else:
+            elif code in (2, 3):  # with a driver no reference saves its state
                 calls.add(Code.ADD if code == 2 else Code.DIV, 0, *a)
         calls.add(Code.FREE, 0)
-        return super().replay(model, p, words, rows, n_vocab, n_embd)
+        return super().replay(model, p, words, rows, n_vocab, n_embd, states)
 
 
 class NotingLib(DriverLib):

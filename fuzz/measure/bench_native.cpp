@@ -31,7 +31,6 @@
 enum Code {
     BEGIN, OPEN, END, DECODE, RM, CP, KEEP, ADD, DIV, CLEAR, SAVE, RESTORE, CORRUPT, POSITIONS, SIZE, SIZE_ALL, CAN_SHIFT,
 };
-enum How { TRUNCATE, EXTEND, FLIP, ZERO, SET_U32 };
 
 static const int32_t MAGIC     = 0x72644231;
 static const size_t  POOL_SIZE = 6; // subjects/child.py: _POOLED_KINDS
@@ -246,33 +245,41 @@ struct Bench {
         expect((long long) moved, w[4]);
     }
 
-    // slot, how, at, n
-    void corrupt(const int32_t * w) {
-        Slot & s = slots[w[0]];
-        std::vector<uint8_t> & d = s.data;
-        if (s.fd >= 0) {
-            struct stat st;
-            fstat(s.fd, &st);
-            d.resize((size_t) st.st_size);
-            if (pread(s.fd, d.data(), d.size(), 0) != (ssize_t) d.size()) {
-                fail("a session file cannot be read back");
+    std::vector<uint8_t> bytes_of(Slot & s) {
+        if (s.fd < 0) {
+            return s.data;
+        }
+        struct stat st;
+        fstat(s.fd, &st);
+        std::vector<uint8_t> d((size_t) st.st_size);
+        if (pread(s.fd, d.data(), d.size(), 0) != (ssize_t) d.size()) {
+            fail("a session file cannot be read back");
+        }
+        return d;
+    }
+
+    // slot, number of pieces; of each its slot (-1: bytes of its own), start, end, number of bytes, bytes. Returns how
+    // many words that was.
+    size_t corrupt(const int32_t * w) {
+        std::vector<uint8_t> d;
+        const int32_t * p = w + 2;
+        for (int32_t i = 0; i < w[1]; ++i, p += 4 + p[3]) {
+            if (p[0] < 0) {
+                d.insert(d.end(), p + 4, p + 4 + p[3]);
+            } else {
+                const std::vector<uint8_t> from = bytes_of(slots[p[0]]);
+                d.insert(d.end(), from.begin() + p[1], from.begin() + p[2]);
             }
         }
-        const size_t at = w[2];
-        switch (w[1]) {
-            case TRUNCATE: d.resize(at); break;
-            case EXTEND:   d.insert(d.end(), w[3], 0x5a); break;
-            case FLIP:     if (at < d.size()) { d[at] ^= (w[3] & 0xff) ? (w[3] & 0xff) : 1; } break;
-            case ZERO:     for (size_t i = at; i < d.size() && i < at + w[3]; ++i) { d[i] = 0; } break;
-            case SET_U32:  for (size_t i = at; i < d.size() && i < at + 4; ++i) { d[i] = (uint32_t) w[3] >> (8*(i - at)); } break;
-            default:       fail("unknown mutation");
-        }
+        Slot & s = slots[w[0]];
         if (s.fd >= 0) {
             if (ftruncate(s.fd, 0) || pwrite(s.fd, d.data(), d.size(), 0) != (ssize_t) d.size()) {
                 fail("a session file cannot be changed");
             }
-            d.clear();
+        } else {
+            s.data = d;
         }
+        return p - w;
     }
 
     // Runs blocks from `w` up to `stop` or to the `limit`th.
@@ -293,7 +300,7 @@ struct Bench {
                 case CLEAR:     llama_memory_clear(mem, w[0] != 0); w += 1; break;
                 case SAVE:      save(w); w += 7; break;
                 case RESTORE:   restore(w); w += 5; break;
-                case CORRUPT:   corrupt(w); w += 4; break;
+                case CORRUPT:   w += corrupt(w); break;
                 case SIZE:      g_sum += (double) llama_state_seq_get_size_ext(ctx, w[0], w[1]); w += 2; break;
                 case SIZE_ALL:  g_sum += (double) llama_state_get_size(ctx); break;
                 case CAN_SHIFT: g_sum += llama_memory_can_shift(mem); break;

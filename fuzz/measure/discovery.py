@@ -2,9 +2,13 @@
 
   ci/discovery
   ci/discovery --driver
+  ci/discovery --blobs
+  ci/discovery --coverage
   ci/discovery --seeds 3 --seconds 60 --keep out/discovery
 
-Five are of llama.h's own calls; --driver is about the sixth, the state that draft-mtp keeps and does not offer.
+Five are of llama.h's own calls; --driver is about the sixth, the state that draft-mtp keeps and does not offer; --blobs
+about four that malformed states show, and --coverage about the same four by the coverage-guided engine. A campaign ends
+when all are found.
 
 A trial counts as found when a finding is known by the fault's name. What was not found in time is shown as "-" and
 counts as not found: no trial is left out. Time is from the campaign's start to the finished (confirmed, reduced,
@@ -15,6 +19,7 @@ written) finding. Exit 0 when each fault is found in at least 9 of 10 trials and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -47,6 +52,9 @@ class Figure:
 
 
 PLAIN = Figure(("ubatch-rollback", "device-corrupt", "device-foreign", "device-older", "stale-rollback"), 90.0, 6)
+BLOBS = Figure(("device-corrupt", "device-foreign", "device-older", "recurrent-cells"), 60.0, 6)
+# there each of the four steps out of the way once it is found: a target that ends at once finds nothing else
+COVERAGE = Figure(BLOBS.faults, 300.0, 8, ("--engine", "coverage", "--avoid", "auto"))
 DRIVER = Figure(("driver-unoffered",), 30.0, 5, ("--driver", "draft-mtp"))
 
 
@@ -62,15 +70,23 @@ def main() -> int:
     p.add_argument(
         "--seeds", type=_at_least_one, default=10, metavar="N", help="trials, with seeds 1 to N (default 10)"
     )
-    p.add_argument("--seconds", type=float, metavar="S", help="length of each (default 90, with --driver 30)")
-    p.add_argument("--driver", action="store_true", help="the missing state of draft-mtp instead of the five")
+    p.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="length of each (default 90; --driver 30, --blobs 60, --coverage 300)",
+    )
+    which = p.add_mutually_exclusive_group()
+    which.add_argument("--driver", action="store_true", help="the missing state of draft-mtp instead of the five")
+    which.add_argument("--blobs", action="store_true", help="the four of malformed states instead")
+    which.add_argument("--coverage", action="store_true", help="the same four by the coverage-guided engine")
     p.add_argument("--jobs", type=_at_least_one, metavar="J", help="processes of each (default: one for each core)")
     p.add_argument("--build", type=Path, metavar="DIR", help="another llama.cpp, as for `redraft fuzz`")
     p.add_argument("--keep", type=Path, metavar="DIR", help="keep the campaigns there (default: removed at the end)")
     p.add_argument("--json", action="store_true", help="one JSON document on standard output, for machines")
     args = p.parse_args()
     console = Console(stderr=args.json, soft_wrap=True)
-    figure = DRIVER if args.driver else PLAIN
+    figure = DRIVER if args.driver else BLOBS if args.blobs else COVERAGE if args.coverage else PLAIN
     args.seconds = args.seconds or figure.seconds
     scratch = Path(tempfile.mkdtemp(prefix="redraft-discovery-")) if args.keep is None else args.keep.resolve()
     trials: list[dict[str, Any]] = []
@@ -101,21 +117,23 @@ def _at_least_one(text: str) -> int:
 
 def trial(args: argparse.Namespace, figure: Figure, seed: int, out: Path) -> dict[str, Any]:
     """One campaign: for each fault when it was found (None: not in time), and the size of its smallest program."""
-    command = [*REDRAFT, "fuzz", "--avoid", "never", "--minutes", f"{args.seconds / 60:.6f}", "--seed", str(seed)]
+    avoid = [] if "--avoid" in figure.options else ["--avoid", "never"]
+    command = [*REDRAFT, "fuzz", *avoid, "--minutes", f"{args.seconds / 60:.6f}", "--seed", str(seed)]
     command += ["--out", str(out), "--json", *figure.options]
     command += ["--jobs", str(args.jobs)] if args.jobs else []
     command += ["--build", str(args.build.resolve())] if args.build else []
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    try:
-        # a finding that is being reduced at the end of the time is still finished
-        text, _ = process.communicate(timeout=args.seconds + 300)
-    except BaseException as e:
-        process.send_signal(signal.SIGINT)
-        process.communicate()
-        if isinstance(e, subprocess.TimeoutExpired):
-            raise Stop(f"the campaign with seed {seed} did not end") from None
-        raise
-    if process.returncode == 130:
+    with tempfile.TemporaryFile() as output:
+        # in a session of its own: Ctrl-C is ours to hand on
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            stopped = _wait(process, out, figure, args.seconds)
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
+        output.seek(0)
+        text = output.read()
+    if process.returncode == 130 and not stopped:
         raise KeyboardInterrupt
     if not text:
         raise Stop(f"the campaign with seed {seed} ended with {process.returncode}; try {' '.join(command)}")
@@ -143,6 +161,32 @@ def trial(args: argparse.Namespace, figure: Figure, seed: int, out: Path) -> dic
         "findings": len(document["findings"]),
         "new": others,
     }
+
+
+def _wait(process: subprocess.Popen[bytes], out: Path, figure: Figure, seconds: float) -> bool:
+    """Wait for a campaign's end; whether it was ended because all faults were found. Raises Stop if it does not end."""
+    # a finding that is being reduced at the end of the time is still finished
+    until = time.monotonic() + seconds + 300
+    stopped = False
+    while process.poll() is None:
+        if time.monotonic() > until:
+            process.kill()
+            process.wait()
+            raise Stop(f"the campaign in {out.name} did not end")
+        if not stopped and {*figure.faults} <= _known(out):
+            stopped = True
+            process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+    return stopped
+
+
+def _known(out: Path) -> set[str]:
+    """Names of the known faults that a campaign has found so far."""
+    found = set()
+    for path in (out / "findings").glob("*/finding.json"):
+        with contextlib.suppress(OSError, ValueError):
+            found.add(json.loads(path.read_bytes()).get("known") or "")
+    return found
 
 
 def since_start(out: Path, folder: Path) -> float:

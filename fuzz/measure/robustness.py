@@ -42,7 +42,7 @@ from fuzz.models import from_recipe
 from oracles.judge import Judge
 from subjects.recipes import get
 from subjects.sandbox import Sandbox
-from subjects.scenario import ON_DEVICE, Corrupt, Decode, ModelRef, Part, Reopen, Restore, Save, Scenario
+from subjects.scenario import ON_DEVICE, BlobEdit, Corrupt, Decode, ModelRef, Part, Reopen, Restore, Save, Scenario
 from subjects.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,10 +114,10 @@ def programs(model: ModelRef, count: int, seed: int) -> Iterator[Scenario]:
             case 0:
                 yield Scenario(model=model, ops=(feed, save, more, Reopen(), restore))
             case 1:
-                short = Corrupt(slot=0, how="truncate", at=0, n=1)
+                short = Corrupt(slot=0, edits=(BlobEdit(how="cut"),))
                 yield Scenario(model=model, ops=(feed, save, more, short, restore))
             case _:
-                magic = Corrupt(slot=0, how="set_u32", at=0, n=rnd.randrange(1 << 31))
+                magic = Corrupt(slot=0, edits=(BlobEdit(how="set", where="magic", value=rnd.randrange(1 << 31)),))
                 yield Scenario(model=model, ops=(feed, save, more, magic, restore))
 
 

@@ -35,7 +35,7 @@ from fuzz.probe.measure import (
     noise,
     run_file,
 )
-from oracles.liveness import crash_text
+from oracles.crash import crash_text
 from subjects.shimcache import child_env
 from subjects.trace import End
 

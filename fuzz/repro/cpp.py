@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fuzz.finding import Finding
 
 _FILES = "fstream", "iterator", "string"
-_INCLUDES = "algorithm", "cmath", "cstdint", "cstdio", "cstdlib", *_FILES, "vector"
+_INCLUDES = "algorithm", "cmath", "cstdint", "cstdio", "cstdlib", "cstring", *_FILES, "vector"
 
 _FIXED = """
 static int32_t n_row = 0; // floats in an output row
@@ -104,6 +104,35 @@ static size_t save(llama_context * ctx, llama_seq_id seq, llama_state_seq_flags 
     data.resize(std::min(moved, size));
     @BLOB@
     return moved;
+}
+""",
+    "row": """
+// a row of a saved state, whose pieces lie `apart` bytes from one another, as numbers; GGML_TYPE_I8 for its bytes
+static std::vector<float> row(const std::vector<uint8_t> & data, ggml_type type, size_t start, size_t pieces,
+                              size_t size, size_t apart) {
+    std::vector<float> values;
+    for (size_t i = 0; i < pieces; ++i) {
+        const uint8_t * piece = &data.at(start + i*apart);
+        const size_t width = type == GGML_TYPE_F32 ? 4 : type == GGML_TYPE_I8 ? 1 : 2;
+        for (size_t k = 0; k < size; k += width) {
+            float    value = piece[k];
+            uint16_t half  = 0;
+            if (width == 4) {
+                memcpy(&value, piece + k, 4);
+            } else if (width == 2) {
+                memcpy(&half, piece + k, 2);
+                const uint32_t bits = (uint32_t) half << 16;
+                memcpy(&value, &bits, 4);
+                if (type == GGML_TYPE_F16) {
+                    const int exponent = (half >> 10) & 31;
+                    value = std::ldexp((float) ((half & 1023) | (exponent ? 1024 : 0)), (exponent ? exponent : 1) - 25);
+                    value = half >> 15 ? -value : value;
+                }
+            }
+            values.push_back(value);
+        }
+    }
+    return values;
 }
 """,
     "save_all": """
@@ -211,6 +240,7 @@ int main(int argc, char ** argv) {{
 
 """
 
+_FLOATS = ("F32", "F16", "BF16")
 _INDENT = "    "
 _MEM = "mem = llama_get_memory(ctx);"
 
@@ -221,7 +251,7 @@ class _Printer:
     def __init__(self, check: Check, names: dict[ContextParams, str]):
         self.check, self.names = check, names
         self.lines: list[str] = []
-        self.helpers: set[str] = {"blobs"} if check.kind == "blob" else set()
+        self.helpers: set[str] = {"blobs"} if check.kind in ("blob", "state") else set()
         self.slots: dict[int, str] = {}
 
     def say(self, text: str) -> None:
@@ -240,7 +270,7 @@ class _Printer:
         for i, call in enumerate(calls):
             if call.why:
                 self.lines.append(comment(call.why, "// ", _INDENT))
-            if i == begin and self.check.kind == "blob":
+            if i == begin and self.check.kind in ("blob", "state"):
                 self.say("blobs.clear();")
             if i == begin and self.check.kind == "alive":
                 self.lines.append(f'{_INDENT}puts("about to {call.why}; the process should survive it");')
@@ -251,6 +281,18 @@ class _Printer:
             elif i >= begin and self.check.kind == "answer":
                 capture = "got"
             self._call(call, capture, again=i > 0)
+
+    def subject(self) -> None:
+        """The state to be compared, after the subject's calls."""
+        if plain.places(self.check) is not None:
+            self.helpers.add("row")
+            self.say(f"const std::vector<uint8_t> subject = blobs.at({self.check.row}).data;")
+            return
+        self.helpers.add("save")
+        self.lines.append(
+            comment(f"{self.check.what}: so the whole state of the sequence is of another size", "// ", _INDENT)
+        )
+        self.say(f"std::vector<uint8_t> subject;\nsave(ctx, {self.check.seq}, 0, subject);")
 
     def _call(self, call: Call, capture: str, again: bool) -> None:
         match call:
@@ -333,23 +375,26 @@ class _Printer:
         self._answer(what, text if capture or ok is None else f"{text} > 0", None if ok is None else int(ok), capture)
 
     def _corrupt(self, call: CorruptSlot) -> None:
-        name, at, n = self._slot(call.slot, call.medium), call.at, call.n
-        if call.medium == "file":
-            self.helpers |= {"read_file", "write_file"}
-            self.say("{")
-            self.say(f"    std::vector<uint8_t> data = read_file({name});")
-            path, name = name, "data"
-        change = {
-            "truncate": f"{name}.resize({at});",
-            "extend": f"{name}.insert({name}.end(), {n}, 0x5a);",
-            "flip": f"{name}.at({at}) ^= {(n & 0xFF) or 1:#x};",
-            "zero": f"std::fill({name}.begin() + {at}, {name}.begin() + std::min<size_t>({name}.size(), {at + n}), 0);",
-            "set_u32": f"for (size_t i = {at}; i < std::min<size_t>({name}.size(), {at + 4}); ++i) {{\n"
-            f"    {name}[i] = (uint8_t) ({n & 0xFFFFFFFF}u >> 8*(i - {at}));\n}}",
-        }
-        self.say(change[call.how])
-        if call.medium == "file":
-            self.say(f"    write_file({path}, data);\n}}")
+        self.say("{")
+        self.say("    std::vector<uint8_t> data;")
+        for p in call.pieces:
+            if p.slot == -1:
+                self.say(f"    for (int byte : {{ {', '.join(map(str, p.data))} }}) {{ data.push_back(byte); }}")
+                continue
+            name = self._slot(p.slot, call.media[p.slot])
+            if call.media[p.slot] == "file":
+                self.helpers.add("read_file")
+                name = f"read_file({name})"
+            self.say(
+                f"    {{ const auto from = {name}; "
+                f"data.insert(data.end(), from.begin() + {p.start}, from.begin() + {p.end}); }}"
+            )
+        slot = self._slot(call.slot, call.media[call.slot])
+        if call.media[call.slot] == "file":
+            self.helpers.add("write_file")
+            self.say(f"    write_file({slot}, data);\n}}")
+        else:
+            self.say(f"    {slot} = data;\n}}")
 
 
 def _query(call: AskFor) -> str:
@@ -394,6 +439,8 @@ return wrong;"""
 const bool wrong = {test};
 printf("the call returned %lld, expected {wanted}: %s\\n", (long long) got, wrong ? "WRONG" : "not reproduced");
 return wrong;"""
+    if check.kind == "state":
+        return _state_verdict(check)
     if check.kind == "blob":
         a, b = plain.blob_pair(check)
         right = "blobs.back()" if b < 0 else f"blobs.at({b})"
@@ -412,6 +459,33 @@ return wrong;"""
 printf("both blobs: %s\\n", wrong ? "THEY DIFFER" : "equal: not reproduced");
 return wrong;"""
     return 'printf("it survived: not reproduced\\n");\nreturn 0;'
+
+
+def _state_verdict(check: Check) -> str:
+    rows = plain.places(check)
+    if rows is None:
+        return """\
+const bool wrong = subject.size() != reference.size();
+printf("sizes of the states: %zu and in a clean context %zu bytes: %s\\n", subject.size(), reference.size(),
+    wrong ? "WRONG STATE" : "not reproduced");
+return wrong;"""
+    left, right = (
+        f"row({name}, GGML_TYPE_{p.type if p.type in _FLOATS else 'I8'}, {p.start}, {p.pieces}, {p.size}, {p.apart})"
+        for name, p in zip(("subject", "reference"), rows, strict=True)
+    )
+    band = check.band if rows[0].type in _FLOATS else 0.0
+    return f"""\
+const std::vector<float> mine  = {left};
+const std::vector<float> clean = {right};
+float error = 0.0f;
+for (size_t i = 0; i < mine.size(); ++i) {{
+    const float diff = std::fabs(mine[i] - clean.at(i));
+    error = std::isnan(error) || diff <= error ? error : diff;
+}}
+const bool wrong = !(error <= {band!r});
+printf("{check.what}: max abs difference %.4g (honest differences here: {band:.2g}): %s\\n", error,
+    wrong ? "WRONG STATE" : "not reproduced");
+return wrong;"""
 
 
 def params_cpp(p: ContextParams) -> str:
@@ -448,14 +522,19 @@ def repro_cpp(finding: Finding, calls: Sequence[Call], reference_calls: Sequence
     """The program: 1 as exit code (or a signal) where the finding is there, 0 where it is not."""
     check, model = finding.check, finding.scenario.model
     calls = plain.needed(calls, check)
-    reference_calls = plain.needed(reference_calls, check, reference=True) if check.kind == "rows" else []
+    compared = check.kind in plain.REFERENCE_KINDS
+    reference_calls = plain.needed(reference_calls, check, reference=True) if compared else []
     names = params_names(calls, reference_calls)
     printer = _Printer(check, names)
     printer.calls(calls)
+    if check.kind == "state":
+        printer.subject()
     if reference_calls:
         printer.lines += ["", _INDENT + "// what must come out: the same history in a clean context"]
         printer.say("llama_free(ctx);")
         printer.calls(reference_calls, reference=True)
+    if check.kind == "state":
+        printer.say("const std::vector<uint8_t> reference = blobs.back().data;")
     verdict = textwrap.indent(_verdict(check, calls, reference_calls), _INDENT)
     uses_mem = any("(mem" in text for text in (*printer.lines, verdict))
     program = "\n".join(line for line in printer.lines if uses_mem or line.strip() != _MEM)
@@ -477,13 +556,14 @@ def repro_cpp(finding: Finding, calls: Sequence[Call], reference_calls: Sequence
         get, width = "llama_get_embeddings_ith", "llama_model_n_embd(model)"
     helpers = "".join(text for name, text in _HELPERS.items() if name in printer.helpers)
     helpers = helpers.replace("@GET@", get)
-    files = "std::string" in declared
+    files, values = "std::string" in declared, "row" in printer.helpers
+    includes = [n for n in _INCLUDES if (n not in _FILES or files) and (n != "cstring" or values)]
     for mark, line in (("    @BLOB@\n", blob), ("    @FILE@\n", file)):
         helpers = helpers.replace(mark, line if "blobs" in printer.helpers else "")
     return (
         _head(finding)
         + '\n#include "llama.h"\n\n'
-        + "".join(f"#include <{name}>\n" for name in _INCLUDES if name not in _FILES or files)
+        + "".join(f"#include <{name}>\n" for name in includes)
         + ("\n#include <unistd.h>\n" if finding.hang else "")
         + _FIXED
         + helpers

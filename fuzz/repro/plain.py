@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fuzz.repro.words import describe
 from oracles.verdict import Check
@@ -21,7 +21,6 @@ from subjects.scenario import (
     Decode,
     Draft,
     Medium,
-    Mutation,
     Query,
     Reopen,
     Restore,
@@ -35,7 +34,8 @@ from subjects.scenario import (
     SeqKeep,
     SeqRm,
 )
-from subjects.trace import Batch, Row, Step, Trace
+from subjects.state.parse import TYPES
+from subjects.trace import Batch, Piece, Row, Step, Trace
 
 Out = Literal["NONE", "LAST", "ALL"]
 
@@ -99,13 +99,11 @@ class RestoreState(Call):
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptSlot(Call):
-    """A change of the bytes in a slot."""
+    """A slot's bytes put together anew. media: how each slot that a piece comes from is kept."""
 
     slot: int
-    how: Mutation
-    at: int
-    n: int
-    medium: Medium
+    pieces: tuple[Piece, ...]
+    media: dict[int, Medium]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +166,7 @@ def _calls(scenario: Scenario, step: Step, params: ContextParams, media: dict[in
                 calls.append(SaveState(op=i, slot=op.slot, seq=seq, flags=flags, medium=medium, keep=False, ok=None))
             return calls
         case Corrupt():
-            return [
-                CorruptSlot(
-                    op=i, why=why, slot=op.slot, how=op.how, at=step.args[1], n=step.args[2], medium=media[op.slot]
-                )
-            ]
+            return [CorruptSlot(op=i, why=why, slot=op.slot, pieces=tuple(step.pieces), media=dict(media))]
         case Reopen():
             return [NewContext(op=i, why=why, params=params)]
         case Ask():
@@ -233,7 +227,31 @@ def needed(calls: Sequence[Call], check: Check, *, reference: bool = False) -> l
     if check.kind == "rows":
         i, _, _ = find_row(calls, check.ref_row if reference else check.row)
         return list(calls[: i + 1])
+    if reference:
+        return list(calls)
     return [c for c in calls if c.op <= check.step]
+
+
+REFERENCE_KINDS = frozenset({"rows", "state"})
+"""Kinds of checks that compare with a program for a clean context."""
+
+
+class RowPlace(NamedTuple):
+    """Where a row of a saved state is in a blob (subjects.state.canon.Place), with the name of its type."""
+
+    type: str
+    start: int
+    pieces: int
+    size: int
+    apart: int
+
+
+def places(check: Check) -> tuple[RowPlace, RowPlace] | None:
+    """Of a check of states: the row in the subject's blob and in the reference's; None where other cells are there."""
+    if len(check.expected) != 10:
+        return None
+    mine, theirs = check.expected[:5], check.expected[5:]
+    return RowPlace(TYPES[mine[0]][0], *mine[1:]), RowPlace(TYPES[theirs[0]][0], *theirs[1:])
 
 
 def blob_pair(check: Check) -> tuple[int, int]:

@@ -140,6 +140,13 @@ def save(ctx, seq, flags):
     blobs.append((size, moved, bytes(data)))
     return moved, data
 """,
+    "row": '''
+def row(data, dtype, start, pieces, size, apart):
+    """A row of a saved state, whose pieces lie `apart` bytes from one another, as numbers."""
+    raw = b"".join(data[at : at + size] for at in range(start, start + pieces * apart, apart))
+    values = np.frombuffer(raw, dtype)
+    return (values.astype("<u4") << 16).view("<f4") if dtype == "<u2" else values.astype("<f4")
+''',
     "save_all": """
 def save_all(ctx):
     size = L.llama_state_get_size(ctx)
@@ -203,6 +210,21 @@ sys.exit(int(wrong))
 _EXPECT_VERDICT = """\
 wrong = got not in {expected!r}
 print(f"{what} {{got}}, expected {wanted}: {{'WRONG' if wrong else 'not reproduced'}}")
+sys.exit(int(wrong))
+"""
+
+_STATE_VERDICT = """\
+error = float(np.abs({left} - {right}).max())
+wrong = not error <= {band!r}
+verdict = "WRONG STATE" if wrong else "not reproduced"
+print(f"{what}: max abs difference {{error:.4g}} (honest differences here: {band:.2g}): {{verdict}}")
+sys.exit(int(wrong))
+"""
+
+_CELLS_VERDICT = """\
+wrong = len(subject) != len(reference)
+verdict = "WRONG STATE" if wrong else "not reproduced"
+print(f"sizes of the states: {{len(subject)}} and in a clean context {{len(reference)}} bytes: {{verdict}}")
 sys.exit(int(wrong))
 """
 
@@ -313,7 +335,7 @@ class _Printer:
         for i, call in enumerate(calls):
             if call.why:
                 self.lines.append(comment(call.why))
-            if i == begin and self.check.kind == "blob":
+            if i == begin and self.check.kind in ("blob", "state"):
                 self.lines.append("blobs.clear()")
             if i == begin and self.check.kind == "alive":
                 self.lines.append(f'print("about to {call.why}; the process should survive it", flush=True)')
@@ -325,6 +347,16 @@ class _Printer:
             self.lines.append(wrap(self._line(call, capture, free=i > 0)))
             if isinstance(call, NewContext):
                 self.lines.append(_MEM)
+
+    def subject(self) -> None:
+        """The state to be compared, after the subject's calls."""
+        if plain.places(self.check) is not None:
+            self.helpers.add("row")
+            self.lines.append(f"subject = blobs[{self.check.row}][2]")
+            return
+        self.helpers.add("save")
+        self.lines.append(comment(f"{self.check.what}: so the whole state of the sequence is of another size"))
+        self.lines.append(f"subject = bytes(save(ctx, {self.check.seq}, 0)[1])")
 
     def _line(self, call: Call, capture: str, free: bool) -> str:
         match call:
@@ -399,19 +431,18 @@ class _Printer:
         return "" if capture or recorded is None else f'\nmust("the {what}", {got}, {recorded})'
 
     def _corrupt(self, call: CorruptSlot) -> str:
-        name, at, n = f"slot{call.slot}", call.at, call.n
-        load = store = ""
-        if call.medium == "file":
-            load = f"path, data = Path(os.fsdecode({name})), bytearray(Path(os.fsdecode({name})).read_bytes())\n"
-            name, store = "data", "\npath.write_bytes(data)"
-        change = {
-            "truncate": f"del {name}[{at}:]",
-            "extend": f"{name} += bytes([0x5A]) * {n}",
-            "flip": f"{name}[{at}] ^= {(n & 0xFF) or 1:#x}",
-            "zero": f"{name}[{at} : {at + n}] = bytes(len({name}[{at} : {at + n}]))",
-            "set_u32": f"{name}[{at} : {at + 4}] = struct.pack('<I', {n & 0xFFFFFFFF})[: len({name}[{at} : {at + 4}])]",
-        }
-        return load + change[call.how] + store
+        def data(slot: int) -> str:
+            name = f"slot{slot}"
+            return name if call.media[slot] == "buffer" else f"Path(os.fsdecode({name})).read_bytes()"
+
+        parts = [
+            f"bytes.fromhex({p.data.hex()!r})" if p.slot == -1 else f"{data(p.slot)}[{p.start}:{p.end}]"
+            for p in call.pieces
+        ]
+        text = " + ".join(parts) or "b''"
+        if call.media[call.slot] == "buffer":
+            return f"slot{call.slot} = bytearray({text})"
+        return f"Path(os.fsdecode(slot{call.slot})).write_bytes({text})"
 
 
 def _query(call: AskFor) -> str:
@@ -434,6 +465,18 @@ def _verdict(check: Check, calls: Sequence[Call], reference: Sequence[Call]) -> 
     if check.kind == "answer":
         wanted = " or ".join(map(str, check.expected))
         return _EXPECT_VERDICT.format(expected=list(check.expected), what="the call returned", wanted=wanted)
+    if check.kind == "state":
+        rows = plain.places(check)
+        if rows is None:
+            return _CELLS_VERDICT.format()
+        # rows of quantised K or V are held together byte by byte
+        dtypes = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+        left, right = (
+            f"row({name}, {dtypes.get(p.type, 'u1')!r}, {p.start}, {p.pieces}, {p.size}, {p.apart})"
+            for name, p in zip(("subject", "reference"), rows, strict=True)
+        )
+        band = check.band if rows[0].type in dtypes else 0.0
+        return _STATE_VERDICT.format(left=left, right=right, band=band, what=check.what)
     if check.kind == "blob":
         a, b = plain.blob_pair(check)
         if check.what == "size":
@@ -449,15 +492,20 @@ def repro_py(finding: Finding, calls: Sequence[Call], reference_calls: Sequence[
     """The program: 1 as exit code (or a signal) where the finding is there, 0 where it is not."""
     check, model = finding.check, finding.scenario.model
     calls = plain.needed(calls, check)
-    reference_calls = plain.needed(reference_calls, check, reference=True) if check.kind == "rows" else []
+    compared = check.kind in plain.REFERENCE_KINDS
+    reference_calls = plain.needed(reference_calls, check, reference=True) if compared else []
     names = params_names(calls, reference_calls)
     printer = _Printer(check, names)
     if finding.hang:
         printer.lines.append(f"signal.alarm({HANG_SECONDS})  # it hung when it was found")
     printer.calls(calls)
+    if check.kind == "state":
+        printer.subject()
     if reference_calls:
         printer.lines += ["", "# What must come out: the same history in a clean context.", "L.llama_free(ctx)"]
         printer.calls(reference_calls, reference=True)
+    if check.kind == "state":
+        printer.lines.append("reference = blobs[-1][2]")
     verdict = _verdict(check, calls, reference_calls)
     uses_mem = any("(mem" in text for text in (*printer.lines, verdict))
     body = "\n".join(line for line in printer.lines if uses_mem or line != _MEM)
@@ -465,7 +513,7 @@ def repro_py(finding: Finding, calls: Sequence[Call], reference_calls: Sequence[
     if check.hidden:
         get, width = "llama_get_embeddings_ith", "L.llama_model_n_embd(model)"
     helpers = "\n".join(text for name, text in _HELPERS.items() if name in printer.helpers).replace("@GET@", get)
-    if check.kind != "blob":
+    if check.kind not in ("blob", "state"):
         helpers = "".join(line for line in helpers.splitlines(keepends=True) if "blobs.append" not in line)
     constants = "".join(
         wrap(f"{name} = dict(" + ", ".join(f"{k}={v}" for k, v in context_fields(p).items()) + ")") + "\n"

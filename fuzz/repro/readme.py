@@ -133,6 +133,8 @@ def _observed(finding: Finding, trace: Trace, reference: Trace | None) -> list[s
     lines: list[str] = []
     if check.kind == "rows":
         lines += _rows(finding, trace, reference)
+    elif check.kind == "state":
+        lines += _state(finding)
     elif check.kind == "positions" and check.step < len(trace.steps):
         step = trace.steps[check.step]
         got = step.pos[check.seq] if 0 <= check.seq < len(step.pos) else None
@@ -185,6 +187,17 @@ def _rows(finding: Finding, trace: Trace, reference: Trace | None) -> list[str]:
     return lines
 
 
+def _state(finding: Finding) -> list[str]:
+    check, v = finding.check, finding.violation
+    lines = [f"first part that differs in the state of sequence {check.seq}: {check.what}"]
+    if v is not None and v.band > 0:
+        lines.append(
+            f"max abs difference {v.error:.4g} against a band of {v.band:.2g} (honest differences of that tensor "
+            f"measured here), {_number(v.error / v.band)} times the band"
+        )
+    return lines
+
+
 def _number(x: float) -> str:
     return f"{float(f'{x:.2g}'):,.0f}" if 10 <= x < 1e9 else f"{x:.2g}"
 
@@ -216,6 +229,9 @@ def _clean(finding: Finding, reference: Trace | None) -> list[str]:
         last = "The draft at its end is what the program above must make."
         return ["With a target, a draft and a driver of its own:", told, last]
     blocks = ["In a clean context of its own:", _numbered(words.program(program, reference))]
+    if finding.check.kind == "state":
+        told = f"What it saves is what the program above must have in operation {finding.check.step}."
+        return [*blocks, told]
     try:
         _, _, row = plain.find_row(plain.lower(program, reference), finding.check.ref_row)
     except LookupError:

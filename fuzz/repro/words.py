@@ -8,6 +8,7 @@ from subjects.scenario import (
     Accept,
     Ask,
     Begin,
+    BlobEdit,
     Checkpoint,
     Clear,
     ContextParams,
@@ -77,16 +78,34 @@ def _restored(op: Restore | RestoreAll, step: Step) -> str:
     return f"restore {what}{flags}{times}{', and save it again' if op.resave else ''}"
 
 
-def _corrupt(op: Corrupt, step: Step) -> str:
-    slot, at, n = step.args
-    what = {
-        "truncate": f"cut slot {slot} after byte {at}",
-        "extend": f"append {count(n, 'byte')} 0x5a to slot {slot}",
-        "flip": f"xor byte {at} of slot {slot} with {(n & 0xFF) or 1:#x}",
-        "zero": f"set {count(n, 'byte')} of slot {slot} to zero from byte {at}",
-        "set_u32": f"set the 32-bit number at byte {at} of slot {slot} to {n & 0xFFFFFFFF}",
-    }
-    return what[op.how]
+def _corrupt(op: Corrupt) -> str:
+    return f"change slot {op.slot}: " + "; ".join(edit_words(e) for e in op.edits)
+
+
+def edit_words(e: BlobEdit) -> str:
+    """An edit for people."""
+    place = f"{e.where}{f' (number {e.nth})' if e.nth else ''}" if e.where else f"{e.nth / 10:g} % of its bytes"
+    alone = ", its own bytes alone" if e.value == 1 else ""
+    match e.how:
+        case "set":
+            return f"set {place if e.where else f'the 32-bit number at {place}'} to {e.value}"
+        case "add":
+            return f"add {e.value} to {place if e.where else f'the 32-bit number at {place}'}"
+        case "flip":
+            return f"xor the first byte of {place} with {(e.value & 0xFF) or 1:#x}"
+        case "zero":
+            return f"zero {place}" if e.where else f"zero {count(e.value, 'byte')} at {place}"
+        case "cut":
+            more = f" and {count(abs(e.value), 'byte')} {'further' if e.value > 0 else 'before'}" if e.value else ""
+            return f"cut it at {place}{more}"
+        case "insert":
+            return f"put {count(e.value, 'byte')} 0x5a " + (f"behind {place}" if e.where else f"at {place}")
+        case "drop" | "double":
+            return f"{e.how} {place}{alone}"
+        case "swap":
+            return f"swap {place} with the next{alone}"
+        case "take":
+            return f"take {place if e.where else 'all'} from slot {e.value}"
 
 
 def _range(seq: int, lo: int, hi: int) -> str:
@@ -127,7 +146,7 @@ def describe(op: Op, step: Step) -> str:
         case Restore() | RestoreAll():
             return _restored(op, step)
         case Corrupt():
-            return _corrupt(op, step)
+            return _corrupt(op)
         case SeqRm() | SeqCp() | SeqKeep() | SeqAdd() | SeqDiv():
             return f"{_memory(op, step.args)}: llama_memory_{op.__struct_config__.tag}({a})"
         case Clear():

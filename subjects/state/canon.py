@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subjects.state.parse import TYPES, Shape, parse
-from subjects.state.tree import Node
+from subjects.state.tree import Node, write
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -91,81 +91,187 @@ Canon = dict[int, Sequence]
 def canonical(data: bytes, shape: Shape | None = None) -> Canon:
     """The canonical form of a blob. `shape`: what is known of it (see `parse`). Raises BadBlob."""
     tree, _ = parse(data, shape)
-    return canonical_tree(tree)
+    return Layout(tree).canonical(data)
 
 
 def canonical_tree(tree: Node) -> Canon:
-    """The same of a tree."""
-    single = tree.value in ("sequence state", "sequence state file")
-    out: Canon = {}
-    for part in tree.children:
-        match part.last:
-            case "recurrent":
-                _cells(out, part, "recurrent", single)
-            case "attn" | "window" | "index":
-                for stream in part.group("stream"):
-                    _cells(out, stream, part.last, single)
-            case "dsv4":
-                _compressed(out, part, single)
-            case _:
-                pass
-    if single:
-        out.setdefault(0, Sequence())
-    return out
+    """The canonical form of a blob that was read already."""
+    return Layout(tree).canonical(write(tree))
 
 
-def _cells(out: Canon, group: Node, part: str, single: bool) -> None:
-    cells = group.group("cell")
-    of: dict[int, list[int]] = {}
-    for i, cell in enumerate(cells):
-        seqs = [0] if single else sorted({int(s.value) for s in cell.group("seq")})
-        for s in seqs:
-            of.setdefault(s, []).append(i)
-    where = [int(c.number("pos")) for c in cells]
-    for s, members in of.items():
-        order = sorted(members, key=lambda i: where[i])
-        into = out.setdefault(s, Sequence())
-        positions = tuple(where[i] for i in order)
-        into.positions[part] = (*into.positions.get(part, ()), *positions)
-        layers: Counter[str] = Counter()
+class Place(NamedTuple):
+    """Where a row is in a blob: its ggml type, the offset of its first piece, how many pieces it has, the bytes of a
+    piece, and how far they are apart (transposed V has one piece a value).
+    """
+
+    type: int
+    start: int
+    pieces: int
+    size: int
+    apart: int
+
+
+class _Data(NamedTuple):
+    key: Key
+    type: int
+    start: int
+    end: int
+    cells: int
+    width: int
+    across: int
+
+    def matrix(self, data: Bytes) -> Bytes:
+        """The data of a layer as (cells, bytes of a cell)."""
+        flat = data[self.start : self.end]
+        if not self.across:
+            return flat.reshape(self.cells, self.width)
+        values = flat.view(f"<u{self.width}").reshape(self.across, self.cells)  # 2 or 4 bytes each
+        return np.ascontiguousarray(values.T).view(np.uint8)
+
+
+class _Cells(NamedTuple):
+    """Cells that rows belong to. where: offsets of the bytes of their positions; of: by sequence, which cells."""
+
+    part: str
+    where: npt.NDArray[np.intp]
+    of: dict[int, npt.NDArray[np.intp]]
+    layers: list[_Data]
+
+
+class Layout:
+    """Where everything is in a blob: all that its numbers say but positions and, of a single sequence, its id.
+
+    Most blobs have the layout of one that was read before, and are read with it in a fraction of the time.
+    """
+
+    def __init__(self, tree: Node):
+        self.single = tree.value in ("sequence state", "sequence state file")
+        self.length = tree.end
+        self.parts: list[_Cells] = []
+        self.compressed: list[tuple[int, int, int, _Data]] = []
+        for part in tree.children:
+            match part.last:
+                case "recurrent":
+                    self._cells(part, "recurrent")
+                case "attn" | "window" | "index":
+                    for stream in part.group("stream"):
+                        self._cells(stream, part.last)
+                case "dsv4":
+                    self._dsv4(part)
+                case _:
+                    pass
+        free = {"pos", "seq"} if self.single else {"pos"}
+        fixed = [n for n in tree.leaves() if n.kind != "data" and n.last not in free]
+        self._fixed = np.concatenate([np.arange(n.start, n.end) for n in fixed] or [np.arange(0)])
+        self._values: Bytes = np.zeros(0, np.uint8)
+
+    def learn(self, data: Bytes) -> None:
+        """Remember what the fixed bytes are, so that `fits` can tell."""
+        self._values = data[self._fixed]
+
+    def fits(self, data: Bytes) -> bool:
+        """Whether a blob has this layout."""
+        return len(data) == self.length and np.array_equal(data[self._fixed], self._values)
+
+    def _cells(self, group: Node, part: str) -> None:
+        cells = group.group("cell")
+        of: dict[int, list[int]] = {}
+        for i, cell in enumerate(cells):
+            for s in [0] if self.single else sorted({int(s.value) for s in cell.group("seq")}):
+                of.setdefault(s, []).append(i)
+        starts = [c.group("pos")[0].start for c in cells]
+        where = np.array(starts, np.intp).reshape(-1, 1) + np.arange(4, dtype=np.intp)
+        layers: list[_Data] = []
+        seen: Counter[str] = Counter()
         for layer in group.children:
             if layer.last not in ("k", "v", "r", "s"):
                 continue
-            number = layers[layer.last]
-            layers[layer.last] += 1
             for data in layer.children:
                 if data.last in ("data", "ngram_data"):
                     tensor = "ngram" if data.last == "ngram_data" else layer.last
                     kind = 0 if tensor == "ngram" else layer.number("type")
-                    into.rows[Key(part, number, tensor)] = Rows(kind, positions, _matrix(data)[order])
+                    key = Key(part, seen[layer.last], tensor)
+                    layers.append(_Data(key, kind, data.start, data.end, data.cells, data.width, data.across))
+            seen[layer.last] += 1
+        members = {s: np.array(m, np.intp) for s, m in of.items()}
+        self.parts.append(_Cells(part, where, members, layers))
 
+    def _dsv4(self, dsv4: Node) -> None:
+        for part in dsv4.children:
+            if part.group("stream"):
+                for stream in part.group("stream"):
+                    self._cells(stream, part.last)
+                continue
+            for layer in part.group("layer"):
+                for tensor in layer.children[1:]:
+                    for data in tensor.group("data"):
+                        n_stream, n = part.number("n_stream"), tensor.number("rows")
+                        key, kind = Key(part.last, layer.number("id"), tensor.last), tensor.number("type")
+                        whole = _Data(key, kind, data.start, data.end, data.cells, data.width, data.across)
+                        self.compressed.extend((0 if self.single else s, s, n, whole) for s in range(n_stream))
 
-def _matrix(data: Node) -> Bytes:
-    """The data of a layer as (cells, bytes of a cell)."""
-    assert isinstance(data.value, bytes)
-    flat = np.frombuffer(data.value, np.uint8)
-    if not data.across:
-        return flat.reshape(data.cells, data.width)
-    return flat.reshape(data.across, data.cells, data.width).transpose(1, 0, 2).reshape(data.cells, -1)
+    def canonical(self, data: bytes) -> Canon:
+        """The canonical form of a blob that has this layout."""
+        flat: Bytes = np.frombuffer(data, np.uint8)
+        out: Canon = {0: Sequence()} if self.single else {}
+        for part in self.parts:
+            where = flat[part.where].view("<i4").ravel()
+            for s, members in part.of.items():
+                order = members[np.argsort(where[members], kind="stable")]
+                into = out.setdefault(s, Sequence())
+                positions = tuple(where[order].tolist())
+                into.positions[part.part] = (*into.positions.get(part.part, ()), *positions)
+                for layer in part.layers:
+                    into.rows[layer.key] = Rows(layer.type, positions, layer.matrix(flat)[order])
+        for s, stream, n, whole in self.compressed:
+            rows = whole.matrix(flat).reshape(-1, n, whole.width)[stream]
+            out.setdefault(s, Sequence()).rows[whole.key] = Rows(whole.type, tuple(range(n)), rows)
+        return out
 
-
-def _compressed(out: Canon, dsv4: Node, single: bool) -> None:
-    for part in dsv4.children:
-        if part.group("stream"):
-            for stream in part.group("stream"):
-                _cells(out, stream, part.last, single)
-            continue
-        for layer in part.group("layer"):
-            for tensor in layer.children[1:]:
-                data = tensor.group("data")
-                if not data:
+    def place(self, data: bytes, seq: int, key: Key, pos: int) -> Place | None:
+        """Where a row of cells is; None where there is none."""
+        flat: Bytes = np.frombuffer(data, np.uint8)
+        for part in self.parts:
+            where = flat[part.where].view("<i4").ravel()
+            for i in part.of.get(seq, ()):
+                if where[i] != pos or part.part != key.part:
                     continue
-                n_stream, n = part.number("n_stream"), tensor.number("rows")
-                rows = _matrix(data[0]).reshape(n_stream, n, -1)
-                for s in range(n_stream):
-                    into = out.setdefault(0 if single else s, Sequence())
-                    key = Key(part.last, layer.number("id"), tensor.last)
-                    into.rows[key] = Rows(tensor.number("type"), tuple(range(n)), rows[s])
+                for d in part.layers:
+                    if d.key == key:
+                        size, pieces = d.width, max(d.across, 1)
+                        return Place(d.type, d.start + int(i) * size, pieces, size, d.cells * size)
+        return None
+
+
+class Reader:
+    """Reads blobs of one model, and remembers their layouts and, for partial states and others, the shape."""
+
+    MOST = 512
+
+    def __init__(self) -> None:
+        self._layouts: dict[int, list[Layout]] = {}
+        self._shapes: dict[bool, Shape] = {}
+        self._n = 0
+
+    def layout(self, data: bytes, *, partial: bool = False) -> Layout:
+        """The layout of a blob. Raises BadBlob."""
+        flat = np.frombuffer(data, np.uint8)
+        for layout in self._layouts.get(len(data), ()):
+            if layout.fits(flat):
+                return layout
+        tree, self._shapes[partial] = parse(data, self._shapes.get(partial))
+        layout = Layout(tree)
+        layout.learn(flat)
+        if self._n >= self.MOST:
+            self._layouts.clear()
+            self._n = 0
+        self._layouts.setdefault(len(data), []).append(layout)
+        self._n += 1
+        return layout
+
+    def canonical(self, data: bytes, *, partial: bool = False) -> Canon:
+        """The canonical form of a blob. Raises BadBlob."""
+        return self.layout(data, partial=partial).canonical(data)
 
 
 class Difference(NamedTuple):

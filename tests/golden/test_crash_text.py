@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 from fuzz.job import end_text
-from oracles.liveness import crash_text
+from oracles.crash import crash_text
 from subjects.trace import End, Trace
 
 LOGS = sorted((Path(__file__).parent / "data" / "crash").glob("*.txt"))

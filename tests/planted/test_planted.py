@@ -19,6 +19,7 @@ from subjects.planted import CANARY, FAULTS, counts
 from subjects.scenario import (
     OPEN,
     AnyOp,
+    BlobEdit,
     Clear,
     ContextParams,
     Corrupt,
@@ -74,6 +75,7 @@ def back(d: int) -> Edge:
 
 
 # sequence 0 is saved, then continued; what comes after it is the redraft
+MAGIC = Corrupt(slot=0, edits=(BlobEdit(how="set", where="magic", value=0x5A5A5A5A),))
 SAVED = (feed(0, 9), Save(seq=0, slot=0), feed(0, 3, 1))
 AGAIN = (SeqRm(seq=0), feed(0, 9, 1), Save(seq=0, slot=1))
 BOTH = (feed(0, 9), feed(1, 6, 1))
@@ -89,12 +91,23 @@ TABLE = (
     Row(
         "half-refusal",
         "refusal",
-        (*SAVED, feed(1, 8, 2), Corrupt(slot=0, how="set_u32", n=0x5A5A5A5A), Restore(seq=1, slot=0)),
+        (
+            *SAVED,
+            feed(1, 8, 2),
+            MAGIC,
+            Restore(seq=1, slot=0),
+        ),
     ),
     Row(
         "refusal-scrambles",
         "refusal",
-        (*SAVED, feed(1, 8, 2), Corrupt(slot=0, how="set_u32", n=0x5A5A5A5A), Restore(seq=1, slot=0), feed(1, 2)),
+        (
+            *SAVED,
+            feed(1, 8, 2),
+            MAGIC,
+            Restore(seq=1, slot=0),
+            feed(1, 2),
+        ),
     ),
     Row("rollback-off-by-one", "removal", (feed(0, 9), SeqRm(seq=0, lo=back(3))), alone=True),
     Row("rollback-lies", "removal", (feed(0, 9), SeqRm(seq=0, lo=back(3)), feed(0, 2, 1)), alone=True),
@@ -102,7 +115,7 @@ TABLE = (
     Row("refused-rollback-scrambles", "removal", (feed(0, 9), SeqRm(seq=0, lo=back(3)), feed(0, 2, 1)), "mamba2"),
     Row("whole-removal-refused", "removal", (*BOTH, SeqRm(seq=0)), "mamba2", alone=True),
     Row("keep-forgets", "removal", (*BOTH, SeqKeep(seq=1)), params=UNIFIED, alone=True),
-    Row("restore-wrong-sequence", "isolation", (*SAVED, Restore(seq=0, slot=0))),
+    Row("restore-wrong-sequence", "state", (*SAVED, Restore(seq=0, slot=0))),
     Row("touched-neighbour", "isolation", (*BOTH, Save(seq=0, slot=0), Restore(seq=0, slot=0)), alone=True),
     Row("neighbour-bytes", "isolation", (*BOTH, Save(seq=0, slot=0), Restore(seq=0, slot=0)), alone=True),
     Row("save-moves", "isolation", (*BOTH, Save(seq=0, slot=0)), alone=True),
@@ -111,23 +124,25 @@ TABLE = (
     Row("written-lies", "blob", SAVED, "mamba2", alone=True),
     Row("read-lies", "blob", (*SAVED, Restore(seq=0, slot=0)), "gemma3", alone=True),
     Row("save-wavers", "blob", (feed(0, 9), Save(seq=0, slot=0)), alone=True),
-    Row("double-restore", "blob", (*SAVED, Restore(seq=0, slot=0, times=2))),
-    Row("whole-loses-sequence", "blob", (*BOTH, SaveAll(slot=0), feed(0, 3), RestoreAll(slot=0))),
+    Row("double-restore", "state", (*SAVED, Restore(seq=0, slot=0, times=2))),
+    Row("whole-loses-sequence", "state", (*BOTH, SaveAll(slot=0), feed(0, 3), RestoreAll(slot=0))),
     Row("tokens-lost", "blob", (feed(0, 9), Save(seq=0, slot=0, medium="file"), Restore(seq=0, slot=0)), alone=True),
     Row("file-truncated", "blob", (feed(0, 9), Save(seq=0, slot=0, medium="file")), alone=True),
     Row("positions-backwards", "positions", (feed(0, 9),), alone=True),
-    Row("drop-last-cell", "positions", (*SAVED, Restore(seq=1, slot=0)), alone=True),
-    Row("swallowed-error", "positions", (*SAVED, Reopen(params=OTHER_K), Restore(seq=1, slot=0)), alone=True),
+    Row("drop-last-cell", "state", (*SAVED, Restore(seq=1, slot=0))),
+    Row("swallowed-error", "state", (*SAVED, Reopen(params=OTHER_K), Restore(seq=1, slot=0))),
     Row("copy-truncated", "positions", (feed(0, 9), SeqCp(src=0, dst=1)), alone=True),
     Row("shift-lost", "positions", (feed(0, 9), SeqAdd(seq=0, delta=4, lo=OPEN, hi=OPEN)), alone=True),
     Row("clear-keeps", "positions", (feed(0, 9), Clear()), "qwen35", alone=True),
     Row("impure-query", "purity", (feed(0, 9), feed(0, 1)), alone=True),
     Row("hidden-drift", "hidden", (*SAVED, Restore(seq=0, slot=0), feed(0, 2)), params=HIDDEN, alone=True),
     Row("draft-greedy", "draft", (*SAVED, Restore(seq=0, slot=0), Draft(seq=0, n=4)), alone=True),
-    Row("stale-snapshot", "draft", (*SAVED, *AGAIN, Restore(seq=0, slot=1), Draft(seq=0, n=6)), "mamba2", alone=True),
+    Row("stale-snapshot", "state", (*SAVED, *AGAIN, Restore(seq=0, slot=1), Draft(seq=0, n=6)), "mamba2"),
     Row("first-swapped", "first-token", (*SAVED, Restore(seq=0, slot=0), feed(0, 1)), alone=True),
-    Row("skip-recurrent-layer", "first-token", (*SAVED, Restore(seq=1, slot=0), feed(1, 1, 7)), "mamba2"),
-    Row("restored-values", "logits", (*SAVED, Restore(seq=1, slot=0), feed(1, 1))),
+    Row("skip-recurrent-layer", "state", (*SAVED, Restore(seq=1, slot=0), feed(1, 1, 7)), "mamba2"),
+    Row("restored-values", "state", (*SAVED, Restore(seq=1, slot=0), feed(1, 1))),
+    Row("recurrent-nudged", "state", (*SAVED, Restore(seq=0, slot=0), feed(0, 2, 1)), "mamba2"),
+    Row("save-alters-value", "state", (*SAVED, Restore(seq=0, slot=0)), alone=True),
     Row("logits-drift", "logits", (*SAVED, Restore(seq=0, slot=0)), "mamba2", alone=True),
 )
 
@@ -154,6 +169,17 @@ def test_first_reported_by_the_oracle_meant_for_it(row: Row, judge_of: JudgeOf) 
     if row.alone:
         first = planted.violations[0].check.step
         assert {v.oracle for v in planted.violations if v.check.step == first} <= {row.oracle, "logits"}
+
+
+def test_a_state_that_no_logits_show_is_told_by_part_and_size(judge_of: JudgeOf) -> None:
+    judge, model = judge_of("mamba2")
+    row = next(row for row in TABLE if row.fault == "recurrent-nudged")
+    judgement = judge.judge(row.scenario(model), fresh=True, fault=row.fault)
+    assert {v.oracle for v in judgement.violations} == {"state", "blob"}  # what was saved again differs from the blob
+    first = judgement.violations[0]
+    assert first.key == "state:restore:recurrent.s"
+    assert "recurrent state row of position 8 differs by 0.02" in first.because
+    assert first.suspects[0] == first.check.step == 3
 
 
 def test_every_fault_has_its_row_and_every_oracle_a_fault_that_it_alone_reports() -> None:

@@ -22,6 +22,7 @@ from subjects.scenario import (
     ON_DEVICE,
     OPEN,
     Ask,
+    BlobEdit,
     ContextParams,
     Corrupt,
     Decode,
@@ -243,22 +244,35 @@ def test_saved_twice(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
 
 
 def test_a_corrupt_blob_is_refused_by_both_programs(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
-    sc = program(decode(16), Save(seq=0, slot=0), Corrupt(slot=0, how="truncate", at=500), Restore(seq=0, slot=0))
+    sc = program(
+        decode(16), Save(seq=0, slot=0), Corrupt(slot=0, edits=(BlobEdit(how="cut", nth=500),)), Restore(seq=0, slot=0)
+    )
     trace = sandbox.run(sc, model)
     assert trace.steps[3].rc == 0
     for rc, out in reproduce(found(sc, Check(kind="answer", step=3, expected=(0,)), slug="corrupt"), trace):
         assert rc == 0, out
 
 
-@pytest.mark.parametrize("how", ["flip", "zero", "set_u32", "extend"])
+LAST = {
+    "flip": BlobEdit(how="flip", nth=999, value=7),
+    "zero": BlobEdit(how="zero", nth=999, value=7),
+    "set": BlobEdit(how="set", nth=999, value=7),
+    "field": BlobEdit(how="set", where="recurrent.s.data", nth=1, value=9),
+    "insert": BlobEdit(how="insert", nth=1000, value=7),
+    "take": BlobEdit(how="take", where="recurrent.s.data", value=1),
+    "cell": BlobEdit(how="drop", where="attn.stream.cell", nth=2),
+}
+
+
+@pytest.mark.parametrize("how", LAST)
 def test_corruptions_are_the_runners(how, sandbox, model, reproduce):  # type: ignore[no-untyped-def]
     # the last bytes are recurrent state: the restore is accepted, and gives the rows that the trace has
     ops = (
         decode(16),
         Save(seq=0, slot=0, medium="file"),
         Save(seq=0, slot=1),
-        Corrupt(slot=0, how=how, at=999, n=7),
-        Corrupt(slot=1, how=how, at=998, n=9),
+        Corrupt(slot=0, edits=(LAST[how],)),
+        Corrupt(slot=1, edits=(LAST[how],)),
         Restore(seq=1, slot=1),
         Restore(seq=0, slot=0),
     )

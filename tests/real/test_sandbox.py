@@ -23,6 +23,7 @@ from subjects.scenario import (
     ON_DEVICE,
     AnyOp,
     Ask,
+    BlobEdit,
     ContextParams,
     Corrupt,
     Decode,
@@ -76,7 +77,11 @@ TWO_SAVES = program(feed(), Save(seq=0, slot=0), Save(seq=0, slot=1), feed())
 ABORT = program(feed(2), feed(3), params=ContextParams(n_rs_seq=4, n_ubatch=4))
 # a handle that is too short (known): an exception leaves the C interface
 THROW = program(
-    feed(), Save(seq=0, slot=0, flags=ON_DEVICE), Corrupt(slot=0, how="truncate"), Restore(seq=0, slot=0), feed()
+    feed(),
+    Save(seq=0, slot=0, flags=ON_DEVICE),
+    Corrupt(slot=0, edits=(BlobEdit(how="cut"),)),
+    Restore(seq=0, slot=0),
+    feed(),
 )
 
 

@@ -356,6 +356,7 @@ class _Sink:
         self.trace = Trace([], [], End("ok"))
         self.logits: list[bytes] = []
         self.hidden: list[bytes] = []
+        self.states: list[bytes] = []
 
     def facts(self, facts: Facts, params: ContextParams) -> None:
         self.trace.facts.append(facts)
@@ -377,6 +378,9 @@ class _Sink:
             step.batches = steps.pop().batches
         steps.append(step)
 
+    def state(self, data: bytes) -> None:
+        self.states.append(data)
+
     def row(self, logits: bytes, hidden: bytes) -> None:
         self.logits.append(logits)
         if hidden:
@@ -391,18 +395,23 @@ def run(scenario: Scenario, ideal: Ideal) -> Trace:
     except Refused as e:
         sink.trace.end = End("error", 0, str(e))
     sink.trace.logits, sink.trace.hidden = b"".join(sink.logits), b"".join(sink.hidden)
+    sink.trace.states = b"".join(sink.states)
     return from_bytes(to_bytes(sink.trace))
 
 
 def replayed(history: Replay, ideal: Ideal) -> Trace:
     """Decode a reference's history as the shim's rd_replay does: calls as words of code, length and arguments."""
-    words, logits, hidden = array("i", history.words), [], []
+    words, logits, hidden, states = array("i", history.words), [], [], []
     ideal.new_context(history.params)
     at = 0
     while at < len(words):
         code, n = words[at : at + 2]
         args = words[at + 2 : at + 2 + n]
         at += 2 + n
+        if code == 4:
+            blob = ideal.seq_get(1, args[0], 0, 0)[1]
+            states.append(len(blob).to_bytes(8, "little") + blob)
+            continue
         if code:
             [ideal.seq_rm, ideal.seq_add, ideal.seq_div][code - 1](1, *args)  # type: ignore[operator]
             continue
@@ -415,7 +424,8 @@ def replayed(history: Replay, ideal: Ideal) -> Trace:
             logits.append(ideal.logits(1, i, N_VOCAB))
             hidden.append(ideal.hidden(1, i, N_EMBD) if history.params.embeddings else b"")
     assert len(logits) == history.rows
-    return Trace([], [], End("ok"), logits=b"".join(logits), hidden=b"".join(hidden))
+    rows, more = b"".join(logits), b"".join(hidden)
+    return Trace([], [], End("ok"), logits=rows, hidden=more, states=b"".join(states))
 
 
 class IdealSandbox:

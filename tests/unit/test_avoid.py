@@ -10,6 +10,7 @@ from fuzz.strategies import generate, scenarios
 from subjects import recipes
 from subjects.scenario import (
     AnyOp,
+    BlobEdit,
     Clear,
     ContextParams,
     Corrupt,
@@ -47,6 +48,7 @@ def program(*ops: AnyOp, params: ContextParams = RS4) -> Scenario:
     return Scenario(model=ModelRef(recipe="qwen35"), params=params, ops=ops)
 
 
+CUT = Corrupt(slot=0, edits=(BlobEdit(how="cut"),))
 DEVICE = Save(seq=0, slot=0, flags=2)
 ALL_OF_0 = SeqRm(seq=0, lo=Edge(at="start"), hi=Edge(at="end"))
 
@@ -60,7 +62,10 @@ ALL_OF_0 = SeqRm(seq=0, lo=Edge(at="start"), hi=Edge(at="end"))
         ("stale-rollback", program(feed(8), Draft(seq=0, n=3), cut(2))),
         ("stale-rollback", program(feed(8), feed(3), cut(3))),  # a whole last batch undone
         ("stale-rollback", program(feed(8), Save(seq=0, slot=0), Restore(seq=0, slot=0), cut(1))),
-        ("device-corrupt", program(feed(8), DEVICE, Corrupt(slot=0, how="truncate"), Restore(seq=0, slot=0))),
+        (
+            "device-corrupt",
+            program(feed(8), DEVICE, CUT, Restore(seq=0, slot=0)),
+        ),
         ("device-foreign", program(feed(8), DEVICE, Reopen(), Restore(seq=0, slot=0))),
         ("device-older", program(feed(8), DEVICE, feed(1), Save(seq=0, slot=1, flags=2), Restore(seq=0, slot=0))),
         ("split-keep", program(feed(8), feed(8, 1), SeqKeep(seq=1))),
@@ -90,7 +95,7 @@ def test_a_trigger_is_seen_and_repaired(name: str, scenario: Scenario) -> None:
         ("stale-rollback", program(feed(8), feed(1), cut(1), params=ContextParams())),
         (
             "device-corrupt",
-            program(feed(8), Save(seq=0, slot=0), Corrupt(slot=0, how="truncate"), Restore(seq=0, slot=0)),
+            program(feed(8), Save(seq=0, slot=0), CUT, Restore(seq=0, slot=0)),
         ),
         ("device-foreign", program(feed(8), DEVICE, Clear(), Restore(seq=0, slot=0))),
         ("device-older", program(feed(8), feed(8, 1), DEVICE, Save(seq=1, slot=1, flags=2), Restore(seq=0, slot=0))),

@@ -140,7 +140,7 @@ def test_every_operation_of_drivers_has_forms() -> None:
 def sample(kind: type) -> AnyOp:
     """Any operation of a type, its required fields filled with something."""
     fields: dict[str, object] = {"seq": 0, "slot": 0, "n": 1, "src": 0, "dst": 1, "delta": 1, "d": 2, "seqs": (0,)}
-    fields |= {"parts": (Part(seq=0, n=1),), "how": "empty" if kind is Mangle else "flip", "what": "size"}
+    fields |= {"parts": (Part(seq=0, n=1),), "how": "empty", "edits": (), "what": "size"}
     wanted = kind.__struct_fields__[: len(kind.__struct_fields__) - len(kind.__struct_defaults__)]  # type: ignore[attr-defined]
     return kind(**{f: fields[f] for f in wanted})  # type: ignore[no-any-return]
 

@@ -22,6 +22,9 @@ CHILDREN = {
     "fuzz.measure.bench_child",
     "fuzz.measure.pairs",
     "fuzz.probe.child",
+    "fuzz.targets.blobs",
+    "fuzz.targets.judged",
+    "subjects.inprocess",
 }
 """Modules with the body of a child process, the only ones that may load a library through the shim."""
 NATIVE = {"subjects.shim", "subjects.drivers.native", "subjects.drivers.reference"}

@@ -18,6 +18,7 @@ from oracles.registry import by_name
 from oracles.verdict import Verdict
 from subjects.contracts import CLAUSES, VERDICT, rule
 from subjects.scenario import (
+    BlobEdit,
     ContextParams,
     Corrupt,
     Decode,
@@ -73,7 +74,7 @@ def test_undefined_states_are_not_compared() -> None:
 def test_an_accepted_restore_is_compared_only_where_it_had_to_be_taken() -> None:
     tape = two().step(Save(seq=0, slot=0), 0, 0, 0, rc=9)
     assert judged("refusal", tape.step(Restore(seq=0, slot=0), 0, 0, 0, rc=9, blobs=[(9, 9)])).compared == 1
-    tape.step(Corrupt(slot=0, how="flip"), 0, value=1)
+    tape.step(Corrupt(slot=0, edits=(BlobEdit(how="flip"),)), 0, value=1)
     assert judged("refusal", tape.step(Restore(seq=0, slot=0), 0, 0, 0, rc=9, blobs=[(9, 9)])).compared == 1
 
 
@@ -129,7 +130,7 @@ def test_a_head_removal_that_removed_nothing_shows_in_a_window() -> None:
 
 
 def test_a_half_emptied_context_is_checked_by_a_sequence_that_was_emptied() -> None:
-    tape = two().step(SaveAll(slot=0), 0, rc=9).step(Corrupt(slot=0, how="flip"), 0, value=1)
+    tape = two().step(SaveAll(slot=0), 0, rc=9).step(Corrupt(slot=0, edits=(BlobEdit(how="flip"),)), 0, value=1)
     tape.step(RestoreAll(slot=0), 0, rc=0, blobs=[(9, 0)], pos={1: GONE})
     (v,) = judged("refusal", tape).violations
     assert (v.key, v.check.seq, v.check.expected) == ("refusal:half:restore_all", 1, (0, 2))

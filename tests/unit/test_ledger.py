@@ -27,6 +27,7 @@ from subjects.scenario import (
     ON_DEVICE,
     PARTIAL,
     Ask,
+    BlobEdit,
     Clear,
     ContextParams,
     Corrupt,
@@ -484,7 +485,7 @@ def test_refused_restore_leaves_it_unchanged_or_empty(pos: tuple[int, int]) -> N
 
 def test_corrupt_blobs() -> None:
     def corrupted(value: int) -> Tape:
-        return saved().step(Corrupt(slot=0, how="flip"), 0, 0, 1, value=value, blobs=[(100, 100)])
+        return saved().step(Corrupt(slot=0, edits=(BlobEdit(how="flip"),)), 0, 0, 1, value=value, blobs=[(100, 100)])
 
     taken = restore(corrupted(1)).ledger().moments[-1]
     assert "corrupted" in reason(taken.after[0])

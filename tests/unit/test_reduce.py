@@ -21,6 +21,7 @@ from subjects.scenario import (
     AnyOp,
     Ask,
     Begin,
+    BlobEdit,
     Checkpoint,
     Clear,
     ContextParams,
@@ -64,7 +65,7 @@ BIG = program(
     SeqCp(src=2, dst=1, lo=Edge(at="start", d=2), hi=Edge(at="end", d=-3)),
     Draft(seq=3, n=6, stream=2),
     SeqKeep(seq=3),
-    Corrupt(slot=7, how="flip", at=900, n=4),
+    Corrupt(slot=7, edits=(BlobEdit(how="flip", nth=900, value=4), BlobEdit(how="insert", nth=1000, value=9))),
     Save(seq=3, slot=9, medium="file"),
     SeqAdd(seq=3, delta=5, lo=Edge(at="start", d=4)),
     Restore(seq=3, slot=9, times=3, resave=True),
@@ -143,7 +144,7 @@ PLAIN = ContextParams()
             ContextParams(kv_unified=True, type_k="f16", n_seq_max=1),  # the fewest, once they are not the default
         ),
         (lambda s: s.params.n_seq_max >= 3 and has(Clear)(s), (Clear(data=False),), ContextParams(n_seq_max=3)),
-        (has(Corrupt), (Corrupt(slot=0, how="truncate", at=0, n=4),), PLAIN),
+        (has(Corrupt), (Corrupt(slot=0, edits=(BlobEdit(how="insert"),)),), PLAIN),
     ],
 )
 def test_minimal_forms(holds: Callable[[Scenario], bool], ops: tuple[AnyOp, ...] | None, params: ContextParams) -> None:

@@ -15,7 +15,7 @@ from fakes import Ideal, _Sink, facts_of
 from fakes import run as run_fake
 
 from subjects import child
-from subjects.child import Job, Replay, _Pipe, _Recorder
+from subjects.child import Job, Replay, _Pipe, Recorder
 from subjects.runner import Runner
 from subjects.sandbox import (
     CONFIRM,
@@ -32,6 +32,7 @@ from subjects.sandbox import (
 from subjects.scenario import (
     ON_DEVICE,
     AnyOp,
+    BlobEdit,
     ContextParams,
     Corrupt,
     Decode,
@@ -88,8 +89,8 @@ def parent() -> Iterator[Parent]:
     made.close()
 
 
-def record(parent: Parent) -> _Recorder:
-    recorder = _Recorder(parent._answers)
+def record(parent: Parent) -> Recorder:
+    recorder = Recorder(parent._answers)
     recorder.clear()
     return recorder
 
@@ -102,7 +103,7 @@ def say(parent: Parent, text: bytes) -> None:
 ROW = Row(0, 3, 7, True)
 
 
-def program(out: _Recorder, n: int, *, end: bool = True) -> None:
+def program(out: Recorder, n: int, *, end: bool = True) -> None:
     """n steps with a batch of one output row each."""
     out.frame(child.RUN, b"")
     out.facts(FACTS, P)
@@ -180,13 +181,13 @@ def test_of_much_stderr_the_end_is_kept(parent: Parent) -> None:
 def test_a_kill_after_any_frame_leaves_what_was_answered(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The header is written last: however far the writer came, every prefix of whole frames can be read."""
     sizes: list[int] = []
-    real = _Recorder.frame
+    real = Recorder.frame
 
-    def noted(self: _Recorder, kind: int, payload: bytes) -> None:
+    def noted(self: Recorder, kind: int, payload: bytes) -> None:
         real(self, kind, payload)
         sizes.append(self.at)
 
-    monkeypatch.setattr(_Recorder, "frame", noted)
+    monkeypatch.setattr(Recorder, "frame", noted)
     out = record(parent)
     program(out, 2)
     program(out, 2)
@@ -265,7 +266,7 @@ def test_what_a_child_says_is_parsed_strictly(parent: Parent, kind: int, payload
 JOB = Job(Scenario(model=ModelRef(recipe="llama"), ops=()), "path", True)
 
 
-def answer(*programs: int, end: End | None = None, spoil: Callable[[_Recorder], None] | None = None) -> Callable:  # type: ignore[type-arg]
+def answer(*programs: int, end: End | None = None, spoil: Callable[[Recorder], None] | None = None) -> Callable:  # type: ignore[type-arg]
     """A worker that runs programs of so many steps, and ends like this in another one."""
 
     def go(parent: Parent) -> End | None:
@@ -296,14 +297,14 @@ def answer(*programs: int, end: End | None = None, spoil: Callable[[_Recorder], 
         lambda out: child.FRAME.pack_into(out.map, child.START, 0, child.STEP),
     ],
 )
-def test_garbled_answers_are_an_error_of_that_run(parent: Parent, spoil: Callable[[_Recorder], None]) -> None:
+def test_garbled_answers_are_an_error_of_that_run(parent: Parent, spoil: Callable[[Recorder], None]) -> None:
     parent.answers = [answer(1, spoil=spoil), answer(2)]
     assert [t.end.text.startswith(GARBLED) for t in parent._run([JOB])] == [True]
     assert parent._run([JOB]) == [expected(2)]
 
 
 def test_half_a_row_is_garbled(parent: Parent) -> None:
-    def half(out: _Recorder) -> None:
+    def half(out: Recorder) -> None:
         out.facts(FACTS, P)
         out.frame(child.LOGITS, b"123")
 
@@ -429,7 +430,7 @@ def feed(n: int = 5) -> Decode:
 
 
 SAVED = (feed(), Save(seq=0, slot=0))
-BAD = (*SAVED, Corrupt(slot=0, how="flip", at=999))
+BAD = (*SAVED, Corrupt(slot=0, edits=(BlobEdit(how="flip", nth=999),)))
 DEVICE = (feed(), Save(seq=0, slot=0, flags=ON_DEVICE))
 CUT = (SeqRm(seq=0), feed())
 

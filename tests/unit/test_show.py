@@ -152,7 +152,7 @@ def test_coverage_of_many_drivers_has_a_row_a_driver() -> None:
 
 def test_the_live_display_can_be_drawn() -> None:
     s = status(finding())
-    s.doing = {1: "draft:x"}
+    s.doing = {1: "reducing draft:x"}
     out = io.StringIO()
     Console(file=out, width=100).print(show.live(s))
     assert "job 1: reducing draft:x" in out.getvalue()

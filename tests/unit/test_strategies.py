@@ -173,7 +173,7 @@ def test_misuse_breaks_exactly_one_precondition(name: str) -> None:
 @pytest.mark.parametrize(
     ("what", "at_most"),
     [
-        (lambda s: any(isinstance(op, Restore) for op in s.ops), 3),
+        (lambda s: any(isinstance(op, Restore) for op in s.ops), 4),
         (lambda s: any(isinstance(op, SeqRm) for op in s.ops), 3),
         (lambda s: any(isinstance(op, SeqCp) and op.src != op.dst for op in s.ops), 3),
         (lambda s: any(isinstance(op, Decode) and len(op.parts) > 1 for op in s.ops), 2),

@@ -208,7 +208,7 @@ def test_a_crash_is_told_by_the_step_that_never_returned() -> None:
 
 
 def test_every_oracle_is_a_class_of_its_own() -> None:
-    assert len({o.name for o in ORACLES}) == len({o.failure for o in ORACLES}) == len({type(o) for o in ORACLES}) == 23
+    assert len({o.name for o in ORACLES}) == len({o.failure for o in ORACLES}) == len({type(o) for o in ORACLES}) == 24
     assert sum(o.driver for o in ORACLES) == 11
     assert len({o.rank for o in ORACLES if o.driver}) == 11
     for o in ORACLES:

@@ -1,0 +1,184 @@
+"""States against references: what is claimed, what counts as honest, what is told, and how references are shared."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from fakes import MODEL, Tape, facts_of
+from test_state_canon import cells, single, stream, whole
+
+from oracles.account import Account
+from oracles.band import FAR, SAFETY, STEP, Bands, Measured
+from oracles.ledger import OBSERVED_SLOTS, Item, Ledger, Seg, StateClaim, read
+from oracles.reference import StateReferences, key_of
+from oracles.state import State
+from oracles.states import compare_states
+from subjects.scenario import ContextParams, Edge, Restore, Save, SaveAll, SeqAdd, SeqRm
+from subjects.state.canon import Reader
+from subjects.trace import Blob, End, Trace
+
+P = ContextParams()
+BAND = 0.01
+
+
+class Measures(Bands):
+    """Bands of a library whose K and V differ by a hundredth."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: [], MODEL, "a build", None)
+
+    def measured(self, params: ContextParams) -> Measured:
+        seen = {"split": BAND / SAFETY}
+        return Measured(runs=1, states={"attn.k": seen, "attn.v": seen}, state_scale={"attn.k": 4.0, "attn.v": 4.0})
+
+
+def kept(tape: Tape, *blobs: bytes) -> Tape:
+    """The bytes of the last step's blobs, as the runner keeps them."""
+    at = 0
+    for blob in blobs:
+        tape.steps[-1].blobs.append(Blob(len(blob), len(blob), str(hash(blob)), at=at, length=len(blob)))
+        at += len(blob)
+    return tape
+
+
+def ledger_of(tape: Tape, *blobs: bytes) -> Ledger:
+    return read(tape.scenario, Trace(tape.steps, tape.facts, End("ok"), params=tape.all_params, states=b"".join(blobs)))
+
+
+def saved(blob: bytes, *, tokens: int = 2, flags: int = 0) -> Ledger:
+    """Tokens into sequence 0, which is saved."""
+    tape = Tape().decode((0, list(range(tokens)))).step(Save(seq=0, slot=0, flags=flags), 0, 0, flags, rc=len(blob))
+    return ledger_of(kept(tape, blob), blob)
+
+
+def hold(ledger: Ledger, reference: bytes | None) -> Account:
+    references = StateReferences()
+    for claim in ledger.states:
+        if reference is not None and claim.chain:
+            data = len(reference).to_bytes(8, "little") + reference
+            references.put(key_of(claim), [len(claim.chain)], Trace([], [], End("ok"), states=data))
+    account = Account(ledger)
+    account.states = compare_states(ledger, references, Measures(), Reader())
+    return account
+
+
+CLEAN = single(stream(cells(0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("nudge", "value"),
+    [(0.0, "ok"), (BAND / 2, "ok"), (BAND * 4, "unknown"), (BAND * FAR * 2, "violated")],
+)
+def test_bands_decide(nudge: float, value: str) -> None:
+    verdict = State().judge(hold(saved(single(stream(cells(1, 0), nudge=nudge))), CLEAN))
+    assert verdict.value == value
+
+
+def test_a_violation_argues_and_names_the_place() -> None:
+    account = hold(saved(single(stream(cells(0, 1), nudge=5.0), stream([]))), CLEAN)
+    (v,) = State().judge(account).violations
+    assert v.key == "state:save:attn.v"
+    assert v.because == (
+        "Sequence 0 was only ever decoded into, so what operation 1 saves of it must be what a clean context holds "
+        "after the same tokens; but layer 0, attention V of position 1 differs by 5 (honest differences here stay "
+        "below 0.01)."
+    )
+    assert (v.check.kind, v.check.step, v.check.row, v.check.seq) == ("state", 1, 0, 0)
+    assert len(v.check.expected) == 10
+    assert v.check.reference is not None
+    assert isinstance(v.check.reference.ops[-1], Save)
+    assert v.error == pytest.approx(5.0)
+    rung = account.state_rung(0, 1)
+    assert rung == "state of sequence 0 saved in operation 1: first part that differs: " + v.check.what
+
+
+def test_missing_cells_are_wrong_and_have_no_size() -> None:
+    (v,) = State().judge(hold(saved(single(stream(cells(0)))), CLEAN)).violations
+    assert "but attention holds positions 0 and should hold 0..1." in v.because
+    assert (v.error, v.band, v.check.expected) == (0.0, 0.0, ())
+    assert math.isfinite(v.error)
+
+
+def test_an_emptied_sequence_must_hold_nothing() -> None:
+    blob = single(stream(cells(0)))
+    tape = Tape().decode((0, [1, 2])).step(SeqRm(seq=0), 0, -1, -1, rc=1, pos={0: (-1, -1)})
+    tape.step(Save(seq=0, slot=0), 0, 0, 0, rc=len(blob))
+    (v,) = State().judge(hold(ledger_of(kept(tape, blob), blob), None)).violations
+    assert v.because.startswith(
+        "Sequence 0 was emptied by operation 1, so nothing of it must be in what operation 2 saves"
+    )
+
+
+def test_what_cannot_be_read_or_was_not_run_is_unknown() -> None:
+    assert hold(saved(CLEAN[:-1]), CLEAN).states.held[0].unjudged.startswith("a state cannot be read")
+    assert hold(saved(CLEAN), None).states.held[0].unjudged == "the reference program did not run"
+
+
+def test_a_restore_saved_again_is_compared_bit_for_bit_in_any_order() -> None:
+    turned, other = single(stream(cells(1, 0, seq=1)), seq=1), single(stream(cells(0, 1), nudge=1e-3))
+    for again, equal in ((turned, True), (other, False)):
+        tape = kept(Tape().decode((0, [1, 2])).step(Save(seq=0, slot=0), 0, 0, 0, rc=len(CLEAN)), CLEAN)
+        tape.step(Restore(seq=1, slot=0, resave=True), 0, 1, 0, rc=len(CLEAN), pos={1: (0, 1)})
+        kept(tape, CLEAN, again)
+        found = hold(ledger_of(tape, CLEAN, again), CLEAN).states.again[2]
+        assert (found.differences == ()) is equal
+
+
+def test_claims_are_made_where_the_history_is_known() -> None:
+    tape = Tape().decode((0, [1, 2, 3])).step(SeqAdd(seq=0, delta=1), 0, -1, -1, 1, pos={0: (1, 3)})
+    for slot in (0, OBSERVED_SLOTS):
+        kept(tape.step(Save(seq=1, slot=slot), slot, 1, 0, rc=1), b"x")
+    kept(tape.step(Save(seq=0, slot=0), 0, 0, 0, rc=1), b"x")
+    kept(tape.step(SaveAll(slot=1), 1, -1, 0, rc=1), b"x")
+    claims = ledger_of(tape, b"x").states
+    # what was moved waits for a decode, and observed slots are compared by others
+    assert [(c.step, c.seq, c.whole) for c in claims] == [(2, 1, False), (5, 1, True)]
+    tape.decode((0, [4]))
+    kept(tape.step(Save(seq=0, slot=0), 0, 0, 0, rc=1), b"x")
+    assert [(c.step, c.seq) for c in ledger_of(tape, b"x").states][-1] == (7, 0)
+
+
+def test_of_a_window_what_the_next_token_sees_is_claimed() -> None:
+    tape = Tape("window").decode((0, list(range(20)))).step(Save(seq=0, slot=0), 0, 0, 0, rc=1)
+    (claim,) = ledger_of(kept(tape, b"x"), b"x").states
+    assert claim.positions == tuple(range(20))
+    assert claim.facts.n_swa == 16
+    cut = Tape("window").decode((0, list(range(20)))).step(SeqRm(seq=0, lo=Edge(at="end", d=-1)), 0, 19, -1, rc=1)
+    assert cut.ledger().states == []
+
+
+def test_whole_contexts_are_held_by_sequence() -> None:
+    blob = whole(stream(cells(0, 1)), stream(cells(0, 1, seq=1), nudge=3.0))
+    tape = Tape().decode((0, [1, 2])).decode((1, [1, 2])).step(SaveAll(slot=0), 0, -1, 0, rc=len(blob))
+    held = hold(ledger_of(kept(tape, blob), blob), CLEAN).states.held
+    assert [(h.claim.seq, h.wrong) for h in held] == [(0, False), (1, True)]
+
+
+def test_bands_of_states_are_by_tensor_with_a_step_of_what_is_stored() -> None:
+    b = Measures()
+    assert b.states(P, ()) == {"attn.k": pytest.approx(BAND), "attn.v": pytest.approx(BAND)}
+    half = b.states(ContextParams(type_v="bf16"), {"cells"})
+    assert half["attn.v"] == pytest.approx(2 * STEP["bf16"] * 4.0)
+    assert half["attn.k"] == pytest.approx(max(BAND, STEP["bf16"] / 4 * 4.0))
+
+
+def test_beginnings_share_a_run_that_saves_on_the_way() -> None:
+    items: tuple[Item, ...] = tuple(Seg(i, (i,), "last") for i in range(4))
+
+    def claim(n: int) -> StateClaim:
+        f = facts_of("dense", P)
+        return StateClaim(0, 0, 0, items[:n], tuple(range(n)), frozenset(), (), P, f, False, False)
+
+    references = StateReferences(limit_bytes=5)
+    keys = [key_of(claim(n)) for n in (2, 4, 2)]
+    ((key, saves),) = references.missing(keys)
+    assert (key, saves) == (keys[1], [2, 4])
+    data = b"".join(len(x).to_bytes(8, "little") + x for x in (b"two", b"four"))
+    references.put(key, saves, Trace([], [], End("ok"), states=data))
+    assert [references.get(k) for k in keys] == [b"two", b"four", b"two"]
+    assert references.missing(keys) == []
+    references.evict()
+    assert [references.get(k) for k in keys] == [b"two", None, b"two"]
+    references.put(keys[1], [4], Trace([], [], End("ok"), states=bytes(8)))  # too long to be kept
+    assert references.get(keys[1]) is None
