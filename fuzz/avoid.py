@@ -232,7 +232,7 @@ def _recurrent_cells(state: State, op: Op) -> bool:
 
 
 def _negative_pos(state: State, op: Op) -> bool:
-    """llama_kv_cache::state_read_meta() takes any position; seq_rm() takes a negative p0 for 0 and leaves such cells."""
+    """llama_kv_cache::state_read_meta() takes any position; seq_rm() takes a negative p0 for 0 and leaves the cell."""
     if not isinstance(op, Restore | RestoreAll) or op.slot not in state.slots:
         return False
     return makes_positions_negative(state.slots[op.slot].edits)
@@ -253,7 +253,7 @@ def _half_restore(state: State, op: Op) -> bool:
     if isinstance(op, Restore) and state.params.kv_unified:
         others = state.total() - state.length(op.seq)
         refused = refused or others + slot.seqs[0].length > state.params.n_ctx
-    if refused and slot.corrupted and layout and keeps_parts_together(slot.edits, slot.flags):
+    if refused and slot.corrupted and layout and keeps_parts_together(slot.edits, slot.flags, whole=slot.whole):
         return False
     return refused and (isinstance(op, RestoreAll) or state.traits.parts or streams)
 

@@ -115,7 +115,10 @@ def _draw(below: Below, traits: Traits, header: tuple[str, ...], others: Sequenc
         case 2:
             step = _STEPS[below(len(_STEPS))]
             return BlobEdit(how="add", where=name, nth=nth, value=step % _MOST_TEXT if "arch" in name else step)
-        case 3 | 4 | 5:
+        case 3:
+            # one cell more, consistently: nothing but what a reader makes of it is wrong
+            return BlobEdit(how="double", where=groups[0], nth=nth)
+        case 4 | 5:
             how = ("double", "drop", "swap")[below(3)]
             return BlobEdit(how=how, where=group, nth=nth, value=(0, 0, 1)[below(3)])  # type: ignore[arg-type]
         case 6:
@@ -141,18 +144,20 @@ _HARMLESS = frozenset({"pos", "seq", "x", "y", "token", "data", "ngram_data"})
 _BEFORE_ALL = frozenset({"magic", "seq", "file", "arch"})
 
 
-def keeps_parts_together(edits: Iterable[BlobEdit], flags: int) -> bool:
+def keeps_parts_together(edits: Iterable[BlobEdit], flags: int, *, whole: bool) -> bool:
     """Whether a restore of the edited state is refused before any part was read, or taken as a whole.
 
     Fields that no reader looks at (positions, sequence ids, data) are taken; headers and the first part's number of
     streams are looked at first (src/llama-context.cpp state_seq_set_data, src/llama-kv-cache.cpp state_read_sinfo).
     Everything else may be refused in a later part, when an earlier one is restored already.
     """
-    return all(_together(e, bool(flags & PARTIAL)) for e in edits)
+    return all(_together(e, bool(flags & PARTIAL), whole) for e in edits)
 
 
-def _together(e: BlobEdit, partial: bool) -> bool:
+def _together(e: BlobEdit, partial: bool, whole: bool) -> bool:
     first, last = e.where.partition(".")[0], e.where.rpartition(".")[2]
+    if whole and last in ("seq", "cell"):
+        return False  # which sequences a cell is of matters only there
     if e.how == "take" or not e.where:
         return e.how == "insert" and e.nth >= 1000
     if e.how in ("set", "add", "flip"):

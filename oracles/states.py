@@ -148,7 +148,10 @@ def _relevant(state: Sequence, claim: StateClaim, *, partial: bool = False) -> S
     rename = {"attn": "window"} if partial and _renamed(state, claim) else {}
     parts = CELLS & PARTIAL_PARTS if claim.partial else CELLS
     named = ((rename.get(part, part), positions) for part, positions in state.positions.items())
-    rows = ((key._replace(part=rename.get(key.part, key.part)), r) for key, r in state.rows.items())
+    # compressed rows have no cells, also where their part is called as one that has (deepseek4's index)
+    rows = (
+        (k._replace(part=rename.get(k.part, k.part)), r) for k, r in state.rows.items() if k.part in state.positions
+    )
     return Sequence({p: x for p, x in named if p in parts}, {k: r for k, r in rows if k.part in parts})
 
 

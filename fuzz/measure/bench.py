@@ -509,7 +509,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--targets", action="store_true", help="the fuzz targets against a libFuzzer harness instead (see targets.py)"
     )
-    p.add_argument("--seconds", type=float, default=15, metavar="S", help="with --targets: of each run (default 15)")
+    p.add_argument(
+        "--seconds", type=float, default=15, metavar="S", help="with --targets: processor time of a run (default 15)"
+    )
     p.add_argument("--pair", default="qwen35-mtp", help="with --driver: target and draft (default qwen35-mtp)")
     p.add_argument("--build", type=Path, metavar="DIR", help="build of llama.cpp (default: llama-cpp-python's)")
     p.add_argument("--llama-src", type=Path, metavar="DIR", help="with --driver: a checkout that matches the build")

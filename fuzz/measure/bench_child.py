@@ -19,7 +19,7 @@ from typing import cast
 
 from fuzz.measure.bench_driver_calls import Calls, NotingDriver, NotingLib, NotingShim
 from subjects import child
-from subjects.child import ANSWERS_BYTES, REQUESTS, Job, Replay, Recorder, Worker
+from subjects.child import ANSWERS_BYTES, REQUESTS, Job, Recorder, Replay, Worker
 from subjects.drivers import Driver, reference
 from subjects.drivers.native import DriverLib, Native
 from subjects.drivers.reference import Reference

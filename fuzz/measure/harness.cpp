@@ -7,6 +7,7 @@
 // REDRAFT_HARNESS names a file with a word and its arguments a line:
 //   target seq_state|context_state|session_file
 //   warm N            executions that are not counted: contexts are made in them
+//   seconds S         of processor time after that, then it ends
 //   counts PATH       where to count, see Counts
 //   model RECURRENT PATH
 //   params N ...      a set of parameters of the model before (shim_params.h), any number of them
@@ -50,6 +51,7 @@ struct Counts {
     int64_t executions;          // all of them, those that warm up too
     int64_t wall_from, wall_to;  // nanoseconds: the end of warming up, the end of the newest execution
     int64_t complaints;
+    int64_t warm;                // nanoseconds of processor time until the end of warming up
     int64_t number[MOST_MODELS][N_OUTCOMES];
     int64_t cpu   [MOST_MODELS][N_OUTCOMES];  // nanoseconds of this process' processor time
 };
@@ -82,9 +84,10 @@ struct Model {
 };
 
 struct Config {
-    Target             target = SEQ_STATE;
-    int64_t            warm   = 0;
-    Counts *           counts = nullptr;
+    Target             target  = SEQ_STATE;
+    int64_t            warm    = 0;
+    double             seconds = 0;
+    Counts *           counts  = nullptr;
     std::vector<Model> models;
 };
 
@@ -115,6 +118,8 @@ Config read_config() {
             c.target = rest == "seq_state" ? SEQ_STATE : rest == "context_state" ? CONTEXT_STATE : SESSION_FILE;
         } else if (word == "warm") {
             words >> c.warm;
+        } else if (word == "seconds") {
+            words >> c.seconds;
         } else if (word == "counts") {
             std::getline(words >> std::ws, rest);
             c.counts = counts_at(rest);
@@ -198,7 +203,9 @@ bool same(const Bytes & a, const Bytes & b, size_t from = 0) {
            sum_of(a.data() + from, a.size() - from) == sum_of(b.data() + from, b.size() - from);
 }
 
-struct Complaint {};
+struct Complaint {
+    const char * what;
+};
 
 struct Stage {
     llama_context * ctx = nullptr;
@@ -206,6 +213,7 @@ struct Stage {
     int             n_seq, n_vocab, fd = -1;
     size_t          room = 0;
     size_t          recurrent = SIZE_MAX;  // where the base says how many recurrent cells it has
+    std::vector<size_t> positions;         // where it says those of its cells
     Bytes           base, good, empty, victim, neighbour;
     std::vector<float> row;
 
@@ -220,6 +228,7 @@ struct Stage {
             const size_t part = llama_state_seq_get_size_ext(ctx, VICTIM, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) - HEADER;
             recurrent = base.size() < part ? SIZE_MAX : base.size() - part;
         }
+        find_positions();
         if (elsewhere) {
             llama_free(ctx);
             start(m, own);
@@ -254,7 +263,7 @@ struct Stage {
     void start(const Model & m, const Params & p) {
         ctx = llama_init_from_model(m.loaded, rd_context_params(p.data(), nullptr));
         if (!ctx) {
-            throw Complaint();
+            throw Complaint{ "no context" };
         }
         feed(VICTIM, 0, SAVED, 0);
         feed(NEIGHBOUR, 0, OTHER, 1);
@@ -273,7 +282,7 @@ struct Stage {
         const int32_t rc = llama_decode(ctx, b);
         llama_batch_free(b);
         if (rc != 0) {
-            throw Complaint();
+            throw Complaint{ "a decode failed" };
         }
     }
 
@@ -288,7 +297,7 @@ struct Stage {
             }
             base.resize(lseek(fd, 0, SEEK_END));
             if (pread(fd, base.data(), base.size(), 0) != (ssize_t) base.size()) {
-                throw Complaint();
+                throw Complaint{ "a file was not written" };
             }
         } else if (s.whole) {
             base.resize(llama_state_get_size(ctx));
@@ -297,6 +306,29 @@ struct Stage {
             base.resize(llama_state_seq_get_size_ext(ctx, VICTIM, s.flags()));
             llama_state_seq_get_data_ext(ctx, base.data(), base.size(), VICTIM, s.flags());
         }
+    }
+
+    static uint32_t number(const Bytes & data, size_t at) {
+        uint32_t value;
+        memcpy(&value, data.data() + at, sizeof(value));
+        return value;
+    }
+
+    // Positions are the numbers that follow each other at equal distances: cells are 8 bytes, or 12 with an id.
+    void find_positions() {
+        for (size_t at = 0; at + 4 <= base.size(); at += 4) {
+            for (const size_t size : { 8, 12 }) {
+                uint32_t n = 1;
+                while (at + n * size + 4 <= base.size() && number(base, at + n * size) == number(base, at) + n) {
+                    ++n;
+                }
+                for (uint32_t i = 0; i < n && n >= 6; ++i) {
+                    positions.push_back(at + i * size);
+                }
+            }
+        }
+        std::sort(positions.begin(), positions.end());
+        positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
     }
 
     // The state of a sequence. Asking for its size takes as long as saving, so that is done only where there is no room.
@@ -334,11 +366,11 @@ struct Stage {
         feed(NEIGHBOUR, OTHER, 1, 1);
         const float * logits = llama_get_logits_ith(ctx, 0);
         if (!logits) {
-            throw Complaint();
+            throw Complaint{ "the neighbour does not go on" };
         }
         std::vector<float> out(logits, logits + n_vocab);
         if (llama_state_seq_set_data_ext(ctx, neighbour.data(), neighbour.size(), NEIGHBOUR, 0) != neighbour.size()) {
-            throw Complaint();
+            throw Complaint{ "the neighbour does not come back" };
         }
         return out;
     }
@@ -347,7 +379,7 @@ struct Stage {
         const size_t n = s.whole ? llama_state_set_data(ctx, good.data(), good.size())
                                  : llama_state_seq_set_data_ext(ctx, good.data(), good.size(), VICTIM, 0);
         if (n != good.size()) {
-            throw Complaint();
+            throw Complaint{ "a good restore afterwards is refused" };
         }
     }
 
@@ -368,14 +400,14 @@ struct Stage {
         for (int i = 0; i < n && !taken && !kept && emptied; ++i) {
             emptied = same(after[i], empty, HEADER);
         }
-        // Neither is a known fault (half-restore), which this cannot tell from another one; where a header of the state is
-        // malformed nothing may have been touched.
-        if (!kept && !emptied && memcmp(data.data(), base.data(), std::min({ data.size(), base.size(), HEADER })) != 0) {
-            throw Complaint();
+        // Neither is a known fault (half-restore), which this cannot tell from another one; but where the first number of the
+        // state is malformed nothing may have been touched.
+        if (!kept && !emptied && memcmp(data.data(), base.data(), std::min<size_t>({ data.size(), base.size(), 4 })) != 0) {
+            throw Complaint{ "a malformed header changed something" };
         }
         if (!s.whole) {
             if (get(NEIGHBOUR) != neighbour) {
-                throw Complaint();
+                throw Complaint{ "the state of another sequence is not what it was" };
             }
             const std::vector<float> again = next_row();
             float worst = 0;
@@ -383,12 +415,12 @@ struct Stage {
                 worst = std::isnan(again[i]) ? INFINITY : std::max(worst, std::fabs(again[i] - row[i]));
             }
             if (!(worst <= CLOSE)) {
-                throw Complaint();
+                throw Complaint{ "another sequence does not go on as before" };
             }
         }
         good_again();
         if (!same(get(VICTIM), victim)) {
-            throw Complaint();
+            throw Complaint{ "a good restore afterwards does not give the good state" };
         }
         return taken;
     }
@@ -476,11 +508,13 @@ bool steps_round(const Stage & stage, const Changed & c) {
         return true;
     }
     if (stage.recurrent != SIZE_MAX) {  // recurrent-cells
-        uint32_t n = 0;
-        if (c.data.size() >= stage.recurrent + 4) {
-            memcpy(&n, c.data.data() + stage.recurrent, 4);
+        const bool there = c.data.size() >= stage.recurrent + 4;
+        if (c.moved < stage.recurrent + 4 || (there && stage.number(c.data, stage.recurrent) > 1)) {
+            return true;
         }
-        if (n > 1 || c.moved < stage.recurrent + 4) {
+    }
+    for (const size_t at : stage.positions) {  // negative-pos
+        if (c.data.size() >= at + 4 && (int32_t) stage.number(c.data, at) < 0) {
             return true;
         }
     }
@@ -515,8 +549,9 @@ Outcome one(const Setting & s, Numbers & b) {
             return SKIPPED;
         }
         return found->second->attempt(c.data) ? TAKEN : REFUSED;
-    } catch (const Complaint &) {
+    } catch (const Complaint & c) {
         if (found->second) {
+            fprintf(stderr, "complaint: %s\n", c.what);
             ++g_config.counts->complaints;
             g_stages.erase(found);
         }
@@ -558,8 +593,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     if (++counts.executions > g_config.warm) {
         ++counts.number[s.model][outcome];
         counts.cpu[s.model][outcome] += cpu - last;  // with what libFuzzer did since the execution before
+        if (cpu - counts.warm >= 1e9 * g_config.seconds) {
+            _exit(0);
+        }
     } else {
         counts.wall_from = counts.wall_to;
+        counts.warm      = cpu;
     }
     last = cpu;
     return 0;

@@ -10,10 +10,14 @@ What is compared, on one core, for each of seq_state, context_state and session_
            edits of bytes
 
 Both load the same instrumented libllama, begin with the same inputs (one for each model and setting, in which contexts
-are made; these are not counted), step round the same known faults, and run in turn for a slice of time each, with fixed
-seeds. The figure to reach is redraft / harness >= 0.5 executions a processor second, of each target: of all
-executions, and also where both would spend their executions alike (`alike`: the harness' mean times, for redraft's
-numbers of refused and of taken states on each model), since the two fuzzers find different inputs worth mutating.
+are made), step round the same known faults, and run in turn with fixed seeds, each until it has had so many seconds of
+processor time. These begin after WARM executions: until then contexts are made, and libFuzzer spends most of the time
+on how often each of its inputs has reached what (-entropic), which it does for inputs that it mutates the first time;
+`warm-up` says how long that took.
+
+The figure to reach is redraft / harness >= 0.5 executions a processor second, of each target: of all executions, and
+also where both would spend their executions alike (the harness' mean times, for redraft's numbers of refused and of
+taken states on each model), since the two fuzzers find different inputs worth mutating.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,10 +67,14 @@ complains, or it ends and is started again."""
 SOURCE = Path(__file__).with_name("harness.cpp")
 SETTINGS = "REDRAFT_HARNESS"
 """Where harness.cpp looks for its settings."""
+WARM = 1500
+"""Executions of each side that are not counted."""
 MOST_RESTARTS = 8
 """Of a slice, after inputs that end the process: the harness cannot tell all known faults before it meets them."""
-_LEAST_SECONDS = 2.0
+_LEAST_SECONDS = 1.0
 _COMPILE_SECONDS = 300
+_MOST_SECONDS = 900
+"""Of a run by the clock, whatever it got done."""
 
 
 @dataclass(frozen=True)
@@ -148,19 +156,19 @@ def first_inputs(name: str, models: Sequence[Model]) -> Iterator[bytes]:
                 yield from (bytes([*which, m, v, k]) for k in range(len(kinds)))
 
 
-def settings(name: str, models: Sequence[Model], warm: int, counts: Path) -> str:
+def settings(name: str, models: Sequence[Model], seconds: float, counts: Path) -> str:
     """What harness.cpp is told."""
-    lines = [f"target {name}", f"warm {warm}", f"counts {counts}"]
+    lines = [f"target {name}", f"warm {WARM}", f"seconds {seconds}", f"counts {counts}"]
     for model in models:
         lines.append(f"model {int(model.traits.recurrent)} {model.path}")
         lines += [f"params {' '.join(map(str, params_array(p)))}" for p in variants(model.traits)]
     return "\n".join([*lines, ""])
 
 
-def options(seconds: float, seed: int, folder: Path) -> list[str]:
+def options(seed: int, folder: Path) -> list[str]:
     """libFuzzer's options, of both sides."""
     return [
-        f"-max_total_time={max(1, round(seconds))}",
+        f"-max_total_time={_MOST_SECONDS}",
         f"-seed={seed}",
         "-max_len=64",
         "-len_control=0",
@@ -175,14 +183,12 @@ def options(seconds: float, seed: int, folder: Path) -> list[str]:
 
 
 class Slice:
-    """Runs of one target: a side, for so many seconds that count."""
+    """Runs of one target: either side, for so many processor seconds that count."""
 
     def __init__(self, s: Sides, name: str, seconds: float, folder: Path):
         self.sides, self.name, self.seconds, self.folder = s, name, seconds, folder
-        first = list(first_inputs(name, s.models))
-        self.warm = len(first) + 1  # libFuzzer begins with an empty one
         (folder / "first").mkdir()
-        for i, data in enumerate(first):
+        for i, data in enumerate(first_inputs(name, s.models)):
             (folder / "first" / f"{i:04}").write_bytes(data)
         self.counts = folder / "counts"
 
@@ -199,23 +205,33 @@ class Slice:
         env = self.sides.environment | {
             "PYTHONPATH": str(ROOT),
             config.VARIABLE: msgspec.json.encode(told).decode(),
-            COUNTED: msgspec.json.encode(Told(self.warm, str(self.counts))).decode(),
         }
-        return self._run([sys.executable, "-m", "fuzz.measure.targets_child", self.name], env, seed)
+
+        def tell(seconds: float) -> None:
+            env[COUNTED] = msgspec.json.encode(Told(WARM, seconds, str(self.counts))).decode()
+
+        return self._run([sys.executable, "-m", "fuzz.measure.targets_child", self.name], env, seed, tell)
 
     def harness(self, seed: int) -> tuple[Counts, int]:
         """The harness, in the same way."""
         where = self.folder / "settings"
-        where.write_text(settings(self.name, self.sides.models, self.warm, self.counts), "utf-8")
-        env = {k: v for k, v in self.sides.environment.items() if k != "LD_PRELOAD"}
-        return self._run([str(self.sides.harness)], env | {SETTINGS: str(where)}, seed)
+        env = {k: v for k, v in self.sides.environment.items() if k != "LD_PRELOAD"} | {SETTINGS: str(where)}
 
-    def _run(self, command: Sequence[str], env: Mapping[str, str], seed: int) -> tuple[Counts, int]:
+        def tell(seconds: float) -> None:
+            where.write_text(settings(self.name, self.sides.models, seconds, self.counts), "utf-8")
+
+        return self._run([str(self.sides.harness)], env, seed, tell)
+
+    def _run(
+        self, command: Sequence[str], env: Mapping[str, str], seed: int, tell: Callable[[float], None]
+    ) -> tuple[Counts, int]:
         total = Counts()
         for restart in range(MOST_RESTARTS + 1):
+            left = self.seconds - total.of()[1]
+            tell(left)
             part, ended = self._once(command, env, seed + 1000 * restart)
             total.add(part)
-            if ended == 0 or self.seconds - total.wall < _LEAST_SECONDS:
+            if ended == 0 or left - part.of()[1] < _LEAST_SECONDS:
                 return total, restart
         return total, MOST_RESTARTS
 
@@ -229,8 +245,8 @@ class Slice:
         began = time.monotonic()
         with log.open("wb") as f:
             done = subprocess.run(
-                [*command, *options(self.seconds, seed, self.folder)], stdin=subprocess.DEVNULL, stdout=f, stderr=f,
-                env=dict(env), check=False, timeout=20 * self.seconds + 300,
+                [*command, *options(seed, self.folder)], stdin=subprocess.DEVNULL, stdout=f, stderr=f, env=dict(env),
+                check=False,
             )  # fmt: skip
         counts = Counts.read(self.counts)
         if counts.executions == 0 or (done.returncode and time.monotonic() - began < 1):
@@ -252,6 +268,7 @@ def side(counts: Counts, restarts: int, models: Sequence[Model]) -> dict[str, An
         "executions": n,
         "cpu": cpu,
         "wall": counts.wall,
+        "warm_cpu": counts.warm,
         "per_second": n / counts.wall if counts.wall else 0.0,
         "per_cpu_second": counts.rate(),
         "tried_per_cpu_second": counts.rate(outcomes=TRIED),
@@ -312,7 +329,8 @@ def measure(s: Sides, name: str, *, repeat: int, seconds: float, seed: int) -> d
 def show(r: dict[str, Any]) -> str:
     """The numbers for people."""
     lines = [
-        f"Blob targets (seed {r['seed']}, {r['seconds']:.0f} s a run) on {r['build']}, {r['cpu']}, core {r['core']}",
+        f"Blob targets on {r['build']}, {r['cpu']}, core {r['core']} (seed {r['seed']}, {r['seconds']:.0f} processor "
+        "seconds a run)",
     ]
     for name, t in r["targets"].items():
         lines += [
@@ -320,13 +338,13 @@ def show(r: dict[str, Any]) -> str:
             f"{name}: redraft / harness = {_spread(t['ratio_cpu'])} executions a processor second",
             f"  {_spread(t['ratio_alike_cpu'])} for states of the same models and outcomes, "
             f"{_spread(t['ratio_tried_cpu'])} for all that were tried, {_spread(t['ratio'])} by the clock",
-            "  pair  side       executions  a second  a processor s  tried  skipped  of the tried taken  restarts",
+            "  pair  side     executions  a second  a cpu second  tried  skipped  taken  complaints  restarts  warm-up",
         ]
         for i, pair in enumerate(zip(t["redraft"], t["harness"], strict=True), 1):
             lines += [
-                f"  {i:4}  {word:8} {x['executions']:12} {x['per_second']:9.0f} {x['per_cpu_second']:14.0f} "
-                f"{x['tried_per_cpu_second']:6.0f} {100 * x['skipped']:6.0f} % {100 * x['taken']:18.0f} % "
-                f"{x['restarts']:9}"
+                f"  {i:4}  {word:8} {x['executions']:10} {x['per_second']:9.0f} {x['per_cpu_second']:13.0f} "
+                f"{x['tried_per_cpu_second']:6.0f} {100 * x['skipped']:6.0f} % {100 * x['taken']:4.0f} % "
+                f"{x['complaints']:11} {x['restarts']:9} {x['warm_cpu']:6.1f} s"
                 for word, x in zip(("redraft", "harness"), pair, strict=True)
             ]
         by_model = ", ".join(

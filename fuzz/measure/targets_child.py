@@ -1,7 +1,7 @@
-"""A blob target that counts what it does: `python -m fuzz.measure.targets_child NAME OPTION...`, for ci/bench --targets.
+"""A blob target that counts what it does: `python -m fuzz.measure.targets_child NAME OPTION...`.
 
 It is the target itself under libFuzzer, whose options these are; the environment has its TargetConfig, and in VARIABLE
-a Told.
+a Told. See fuzz.measure.targets.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ VARIABLE = "REDRAFT_COUNTS"
 
 
 class Told(msgspec.Struct, frozen=True):
-    """warm: executions that are not counted. counts: a file for a targets_counts.Counts."""
+    """warm: executions that are not counted. seconds: of processor time after that, then it ends. counts: a file for a
+    targets_counts.Counts."""
 
     warm: int
+    seconds: float
     counts: str
 
 
@@ -57,8 +59,10 @@ def main(argv: list[str]) -> None:
             place = at(model, OUTCOMES.index(outcome))
             words[place.number] += 1
             words[place.cpu] += cpu - last  # with what libFuzzer did since the execution before
+            if cpu - words[4] >= 1e9 * told.seconds:
+                os._exit(0)
         else:
-            words[1] = words[2]
+            words[1], words[4] = words[2], cpu
         last = cpu
 
     atheris.Setup([argv[0], *argv[2:]], one_input)

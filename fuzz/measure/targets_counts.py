@@ -1,5 +1,5 @@
-"""What a fuzz target counts while its speed is measured: 64-bit numbers in a mapped file, so that they are there however
-the process ends. harness.cpp has the same as a struct."""
+"""What a fuzz target counts while its speed is measured: 64-bit numbers in a mapped file, so that they are there in
+whatever way the process ends. harness.cpp has the same as a struct."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 Outcome = Literal["skipped", "refused", "taken"]
 OUTCOMES: tuple[Outcome, ...] = ("skipped", "refused", "taken")
 MOST_MODELS = 16
-_HEAD = 4
+_HEAD = 5
 _TABLE = MOST_MODELS * len(OUTCOMES)
 WORDS = _HEAD + 2 * _TABLE
 
@@ -38,12 +38,14 @@ class Class(NamedTuple):
 
 @dataclass
 class Counts:
-    """Of one side. executions: all, with those that warm up; the others leave those out. wall: seconds. number, cpu: by
-    class, processor time in seconds; classes without executions are left out."""
+    """Of one side. executions: all, with those that warm up; warm: processor seconds until that was over. The others
+    leave it out. wall: seconds. number, cpu: by class, processor time in seconds; classes without executions are left
+    out."""
 
     executions: int = 0
     wall: float = 0.0
     complaints: int = 0
+    warm: float = 0.0
     number: dict[Class, int] = field(default_factory=dict)
     cpu: dict[Class, float] = field(default_factory=dict)
 
@@ -56,7 +58,7 @@ class Counts:
     def read(cls, path: Path) -> Counts:
         """What is in the file."""
         words = array("q", path.read_bytes())
-        made = cls(words[0], (words[2] - words[1]) / 1e9, words[3])
+        made = cls(words[0], (words[2] - words[1]) / 1e9, words[3], words[4] / 1e9)
         for model in range(MOST_MODELS):
             for i, outcome in enumerate(OUTCOMES):
                 place = at(model, i)
@@ -70,6 +72,7 @@ class Counts:
         self.executions += other.executions
         self.wall += other.wall
         self.complaints += other.complaints
+        self.warm += other.warm
         for c, n in other.number.items():
             self.number[c] = self.number.get(c, 0) + n
             self.cpu[c] = self.cpu.get(c, 0.0) + other.cpu[c]

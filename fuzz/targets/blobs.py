@@ -61,7 +61,7 @@ class BlobRun:
         if never_tried(self.avoid, drawn.setting):
             return
         key = (drawn.model.path, drawn.setting)
-        stage = self._stage(key, drawn)
+        stage = self._stage(key, drawn, data)
         if stage is None:
             return
         bad = stage.changed(drawn)
@@ -73,11 +73,14 @@ class BlobRun:
             )
             self.outcome = "taken" if taken else "refused"
         except Complaint as e:
-            self.outcome = "complained"
-            self.complaints.add(f"{e.symptom} {drawn.setting.kind} {drawn.model.traits.memory}", str(e), data)
+            self._complain(e, drawn, data)
             self._drop(key)
 
-    def _stage(self, key: tuple[str, Setting], drawn: Drawn) -> Stage | None:
+    def _complain(self, e: Complaint, drawn: Drawn, data: bytes) -> None:
+        self.outcome = "complained"
+        self.complaints.add(f"{e.symptom} {drawn.setting.kind} {drawn.model.traits.memory}", str(e), data)
+
+    def _stage(self, key: tuple[str, Setting], drawn: Drawn, data: bytes) -> Stage | None:
         if key in self._stages:
             self._stages.move_to_end(key)
             return self._stages[key]
@@ -88,8 +91,14 @@ class BlobRun:
         if handle is not None:
             try:
                 stage = Stage(self.shim, handle, drawn.model.traits, drawn.setting)
-            except (Refused, Complaint):
-                stage = None  # parameters that this model cannot have, or a state that does not come back at all
+                stage.settle()
+            except Refused:
+                stage = None  # parameters that this model cannot have
+            except Complaint as e:
+                self._complain(e, drawn, data)
+                if stage is not None:
+                    stage.close()
+                stage = None
         self._stages[key] = stage
         if len(self._stages) > MOST_STAGES:
             self._drop(next(iter(self._stages)))

@@ -35,8 +35,9 @@ from subjects.scenario import (
 
 VICTIM, NEIGHBOUR, EMPTY = 0, 1, 2
 """Sequences: the one that is restored into, one with other content that must not notice, one that holds nothing."""
-BAD, DONOR, GOOD, NEWER = 0, 1, 2, 3
-"""Slots: the state that is changed, one that stretches are taken from, one that is restored last, a later state."""
+BAD, DONOR, GOOD, NEWER, ELSEWHERE = range(5)
+"""Slots: the state that is changed, one that stretches are taken from, one that is restored last, a later state, and
+one that stretches are taken from which is on the device where the first is not, and the other way round."""
 SAVED, MORE, OTHER = 20, 2, 7
 """Tokens that the victim holds when it is saved, that it decodes after that, and that the neighbour holds."""
 
@@ -113,12 +114,23 @@ def _save(s: Setting, seq: int, slot: int) -> AnyOp:
     return Save(seq=seq, slot=slot, flags=s.flags, medium=s.medium)
 
 
+def donors_of(s: Setting) -> tuple[int, ...]:
+    """The slots that stretches may be taken from. A second save on the device would make the changed handle another."""
+    if s.kind in ("device-older", "device-foreign"):
+        return ()
+    if s.whole or s.medium == "file":
+        return (DONOR,)
+    return (ELSEWHERE,) if s.flags & ON_DEVICE else (DONOR, ELSEWHERE)
+
+
 def lead_up(s: Setting, traits: Traits) -> tuple[ContextParams, tuple[AnyOp, ...]]:
     """The first context's parameters and the program up to the change of slot BAD: victim and neighbour decoded, all
     slots saved, the victim two tokens further."""
     feeds: list[AnyOp] = [_feed(VICTIM, SAVED), _feed(NEIGHBOUR, OTHER, 1)]
     good: AnyOp = SaveAll(slot=GOOD) if s.whole else Save(seq=VICTIM, slot=GOOD)
-    donor = _save(s, NEIGHBOUR, DONOR)
+    donors = [_save(s, NEIGHBOUR, DONOR)] if DONOR in donors_of(s) else []
+    if ELSEWHERE in donors_of(s):
+        donors.append(Save(seq=NEIGHBOUR, slot=ELSEWHERE, flags=s.flags ^ ON_DEVICE))
     bad = _save(s, VICTIM, BAD)
     first, more = s.params, _feed(VICTIM, MORE, 2)
     if s.kind == "device-older":
@@ -126,11 +138,9 @@ def lead_up(s: Setting, traits: Traits) -> tuple[ContextParams, tuple[AnyOp, ...
     elif s.kind in ("device-foreign", "other-params"):
         if s.kind == "other-params":
             first = other_than(s.params, traits)
-        ops = [*feeds, bad, Reopen(params=s.params), *feeds, donor, good, more]
-        if s.flags & ON_DEVICE:
-            ops.remove(donor)
+        ops = [*feeds, bad, Reopen(params=s.params), *feeds, *donors, good, more]
     else:
-        ops = [*feeds, *([] if s.flags & ON_DEVICE else [donor]), bad, good, more]
+        ops = [*feeds, *donors, bad, good, more]
     return first, tuple(ops)
 
 
@@ -138,13 +148,13 @@ def program(model: Model, s: Setting, edits: tuple[BlobEdit, ...]) -> Scenario:
     """The whole program: the change, its restore, and a good restore after it."""
     params, ops = lead_up(s, model.traits)
     change: list[AnyOp] = [Corrupt(slot=BAD, edits=edits)] if edits else []
+    # saved in between, where what a refusal left can be seen part by part
+    left = Save(seq=VICTIM, slot=NEWER)
     if s.whole:
-        tail: list[AnyOp] = [RestoreAll(slot=BAD), RestoreAll(slot=GOOD)]
+        tail: list[AnyOp] = [RestoreAll(slot=BAD), left, RestoreAll(slot=GOOD)]
     else:
         # a partial state goes onto its own prefix; what lies behind is the caller's to cut
         cut = [SeqRm(seq=VICTIM, lo=Edge(at="start", d=SAVED))] if s.flags & PARTIAL and model.traits.parts else []
-        # saved in between, where what a refusal left can be seen part by part
-        left = Save(seq=VICTIM, slot=NEWER)
         tail = [Restore(seq=VICTIM, slot=BAD), *cut, left, Restore(seq=VICTIM, slot=GOOD)]
     return Scenario(model=model.ref, params=params, ops=(*ops, *change, *tail))
 
@@ -173,6 +183,6 @@ def draw(data: bytes, models: list[Model], *, whole: bool, medium: Medium) -> Dr
     setting = Setting(params, kind, medium, whole)
     # an older handle, or one of another context, is malformed as it is
     plain = kind in ("device-older", "device-foreign", "other-params") and b.below(2) == 0
-    others = () if setting.flags & ON_DEVICE else (DONOR,)
+    others = donors_of(setting)
     edits = () if plain else draw_edits(b.below, traits, whole=whole, medium=medium, others=others)
     return Drawn(model, setting, edits)

@@ -85,10 +85,16 @@ class Stage:
         self._reader = Reader()
         self._fd = os.memfd_create("redraft-state") if setting.medium == "file" else -1
         self._empty = self._get(EMPTY)[HEADER:]
+        self.victim = self.neighbour = b""
+
+    def settle(self) -> None:
+        """See what is right in this context, from now on. Raises Complaint where good states do not even come back."""
         # The first restore may put cells elsewhere; from then on everything comes back to the same places.
         self._good_again()
         self.victim, self.neighbour = self._get(0), self._get(NEIGHBOUR)
         self._row = self._next_row()
+        if self._get(0) != self.victim and not self._same(self._get(0), self.victim):
+            raise Complaint("neighbour-row", "a decode of another sequence changes this one")
         self._row = self._next_row()
 
     def close(self) -> None:

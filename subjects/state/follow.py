@@ -108,10 +108,15 @@ def _group(group: Node) -> Iterator[_Step]:
     if counted:
         yield _cells(group, counted[0])
         return
+    streams = group.group("stream")
+    # a sequence's cells are in one stream; in which one depends on the sequence that the good blob is of
+    full = next((s for s in streams if s.group("cell")), None)
     for child in group.children:
         if child.last == "token":
             continue
-        if child.children:
+        if child.last == "stream" and full is not None:
+            yield _cells(full, full.group("n_cells")[0])
+        elif child.children:
             yield from _group(child)
         elif child.kind in ("data", "text"):
             text = str(child.value).encode("latin-1") if child.kind == "text" else None
@@ -173,11 +178,15 @@ class _Follower:
                 self.early = False
 
     def cells(self, like: _Cells) -> None:
+        # a stream that ends at its count is emptied, unlike recurrent cells
+        self.early = self.early and like.recurrent
         n = self.number(like.counted)
         self.early = False
         if like.recurrent:
             self.recurrent = n
-        if n and not like.was and not like.recurrent:
+        if not n and not like.recurrent:
+            return  # an empty stream has nothing more
+        if not like.was and not like.recurrent:
             raise _Refused(like.counted.name)  # what the layers would be is not known: taken for refused
         if n > 1 << 16:
             raise _Refused(like.counted.name)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fuzz import finding as findings
@@ -37,8 +38,10 @@ from subjects.scenario import (
     Save,
     SaveAll,
     Scenario,
+    SeqCp,
     SeqRm,
 )
+from subjects.state.canon import Key, Reader
 from subjects.trace import Trace
 
 MODEL = ModelRef(recipe="qwen35", version=recipes.get("qwen35").version, seed=0)
@@ -210,6 +213,36 @@ def test_no_crash(sandbox, model, reproduce):  # type: ignore[no-untyped-def]
     for rc, out in reproduce(found(sc, Check(kind="alive", step=0), slug="alive"), sandbox.run(sc, model)):
         assert rc == 0
         assert "not reproduced" in out
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_rows_of_saved_states(wrong, kind, sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    """A copy between streams that waits for a decode: what is saved of it has other rows."""
+    params = ContextParams(type_k=kind, type_v=kind, flash_attn=True)
+    sc = program(decode(5), SeqCp(src=0, dst=1), Save(seq=int(wrong), slot=0), params=params)
+    trace = sandbox.run(sc, model)
+    reference = clean(trace, 5, params=params)
+    reference = msgspec.structs.replace(reference, ops=(*reference.ops, Save(seq=0, slot=0)))
+    blobs = [t.state(t.steps[-1].blobs[0]) for t in (trace, sandbox.run(reference, model))]
+    places = [Reader().layout(b).place(b, 0, Key("attn", 0, "v"), 3) for b in blobs if b]
+    expected = tuple(n for place in places for n in place or ())
+    check = Check(kind="state", step=2, seq=1, row=0, band=0.05, expected=expected, what="a row", reference=reference)
+    for rc, out in reproduce(found(sc, check, slug="state"), trace):
+        assert rc == int(wrong), out
+        assert ("WRONG STATE" if wrong else "not reproduced") in out
+
+
+@pytest.mark.parametrize("n", [4, 5])
+def test_other_cells_in_a_saved_state(n, sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    sc = program(decode(5), Save(seq=0, slot=0))
+    trace = sandbox.run(sc, model)
+    reference = clean(trace, n)
+    reference = msgspec.structs.replace(reference, ops=(*reference.ops, Save(seq=0, slot=0)))
+    check = Check(kind="state", step=1, seq=0, row=0, what="attention holds positions 0..4", reference=reference)
+    for rc, out in reproduce(found(sc, check, slug="cells"), trace):
+        assert rc == int(n != 5), out
+        assert "sizes of the states" in out
 
 
 @pytest.mark.parametrize("expected", [(0, 15), (0, 14)])

@@ -82,8 +82,8 @@ TABLE = (
         ("llama",),
         "wrong",
         "fault",
-        "llama_kv_cache::state_read_meta takes any position, and seq_rm, with which every later restore begins, takes a "
-        "negative p0 for 0: the cell stays. llama.h: zero means failed to load.",
+        "llama_kv_cache::state_read_meta takes any position, and seq_rm, with which every later restore begins, takes "
+        "a negative p0 for 0: the cell stays. llama.h: zero means failed to load.",
         says="positions (-5, 7)",
     ),
     Row(
@@ -91,8 +91,8 @@ TABLE = (
         ("mamba2", "qwen35", "rwkv7"),
         "abort",
         "fault",
-        "llama_memory_recurrent::state_read_meta asserts that find_slot() made as many cells as the blob claims, but that "
-        "makes one for a sequence; llama.h: zero means failed to load.",
+        "llama_memory_recurrent::state_read_meta asserts that find_slot() made as many cells as the blob claims, but "
+        "that makes one for a sequence; llama.h: zero means failed to load.",
         says="cells[head + cell_count - 1].pos == ubatch.pos[cell_count - 1]",
     ),
     Row(

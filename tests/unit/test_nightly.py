@@ -29,6 +29,7 @@ class Fake(nightly.Run):
     def __init__(self, out: Path, minutes: float, found: dict[str, list[str | None]], known: list[KnownFault] = KNOWN):
         args = argparse.Namespace(minutes=minutes, seed=1, jobs=None, build=None)
         super().__init__(args, out, known, Console(file=io.StringIO()))
+        self.built = True
         self.found = found
         self.calls: dict[str, list[str]] = {}
 
@@ -38,6 +39,9 @@ class Fake(nightly.Run):
         part = {"name": name, "exit": int(None in new), "seconds": 1.0, "text": ""}
         self.parts.append(part)
         return part, {**COUNTS, "findings": [finding(k) for k in new]} | {"results": []}
+
+    def guided(self) -> bool:
+        return self.built
 
     def replay(self) -> None:
         self.parts.append({"name": "replay", "exit": 0, "seconds": 0.0, "text": ""})
@@ -61,13 +65,22 @@ def test_all_is_well(tmp_path: Path) -> None:
     r = run(tmp_path, **EVERYTHING)
     assert r.exit_code() == 0
     assert [p["name"] for p in r.parts] == [
-        "replay", "canary", "canary-driver", "avoid", "never", "drivers", "drivers-never",
+        "replay", "canary", "canary-driver", "avoid", "never", "drivers", "drivers-never", "coverage",
     ]  # fmt: skip
     assert not [c for c in r.cases if c["state"] != nightly.PASSED]
     planted = r.calls["canary-driver"]
     assert planted[planted.index("--driver") + 1] == "llama-simple"
     assert planted[planted.index("--plant") + 1] == "logits-drift"
     assert planted[planted.index("--avoid") + 1] == "always"
+
+
+def test_without_a_build_with_counters_the_rest_runs(tmp_path: Path) -> None:
+    r = Fake(tmp_path, 60, {name.replace("_", "-"): f for name, f in EVERYTHING.items()})
+    r.built = False
+    r.all()
+    assert r.exit_code() == 0
+    assert "coverage" not in r.calls
+    assert [(c["name"], c["state"]) for c in r.cases if c["state"] != nightly.PASSED] == [("coverage", nightly.SKIPPED)]
 
 
 @pytest.mark.parametrize("name", ["canary", "canary_driver"])

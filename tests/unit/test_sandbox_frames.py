@@ -15,7 +15,7 @@ from fakes import Ideal, _Sink, facts_of
 from fakes import run as run_fake
 
 from subjects import child
-from subjects.child import Job, Replay, _Pipe, Recorder
+from subjects.child import Job, Recorder, Replay, _Pipe
 from subjects.runner import Runner
 from subjects.sandbox import (
     CONFIRM,

@@ -1,4 +1,4 @@
-"""A state with a negative position is taken, and its cell cannot be removed any more: neither by seq_rm nor by a restore.
+"""A state with a negative position is taken, and its cell cannot be removed any more, neither by seq_rm nor a restore.
 
 The position of the first cell is set to -5. A good restore follows, which replaces the sequence, so that the minimum
 position must be what it was. The control restores the blob as it was saved.

@@ -9,7 +9,6 @@ import sys
 
 from _plain import context, decode, restore, run, save, text
 
-
 PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part comes first
 
 
