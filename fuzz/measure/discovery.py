@@ -54,7 +54,7 @@ class Figure:
 PLAIN = Figure(("ubatch-rollback", "device-corrupt", "device-foreign", "device-older", "stale-rollback"), 90.0, 6)
 BLOBS = Figure(("device-corrupt", "device-foreign", "device-older", "recurrent-cells"), 60.0, 6)
 # there each of the four steps out of the way once it is found: a target that ends at once finds nothing else
-COVERAGE = Figure(BLOBS.faults, 300.0, 8, ("--engine", "coverage", "--avoid", "auto"))
+COVERAGE = Figure(BLOBS.faults, 300.0, 6, ("--engine", "coverage", "--avoid", "auto"))
 DRIVER = Figure(("driver-unoffered",), 30.0, 5, ("--driver", "draft-mtp"))
 
 

@@ -11,9 +11,9 @@ What is compared, on one core, for each of seq_state, context_state and session_
 
 Both load the same instrumented libllama, begin with the same inputs (one for each model and setting, in which contexts
 are made), step round the same known faults, and run in turn with fixed seeds, each until it has had so many seconds of
-processor time. These begin after WARM executions: until then contexts are made, and libFuzzer spends most of the time
-on how often each of its inputs has reached what (-entropic), which it does for inputs that it mutates the first time;
-`warm-up` says how long that took.
+processor time, which begin after WARM executions. The options are a campaign's, but -entropic=0: counting which inputs
+reach what is libFuzzer's own work, and the libFuzzer in Atheris is several times as slow at it as clang's: on two
+cores it took half of the first thousands of executions.
 
 The figure to reach is redraft / harness >= 0.5 executions a processor second, of each target: of all executions, and
 also where both would spend their executions alike (the harness' mean times, for redraft's numbers of refused and of
@@ -37,6 +37,7 @@ from typing import Any
 
 import msgspec
 
+from fuzz.engine import libfuzzer
 from fuzz.measure.bench import ROOT, Usage, pin, say, spread
 from fuzz.measure.targets_child import VARIABLE as COUNTED
 from fuzz.measure.targets_child import Told
@@ -67,8 +68,8 @@ complains, or it ends and is started again."""
 SOURCE = Path(__file__).with_name("harness.cpp")
 SETTINGS = "REDRAFT_HARNESS"
 """Where harness.cpp looks for its settings."""
-WARM = 1500
-"""Executions of each side that are not counted."""
+WARM = 500
+"""Executions of each side that are not counted: contexts are made in them."""
 MOST_RESTARTS = 8
 """Of a slice, after inputs that end the process: the harness cannot tell all known faults before it meets them."""
 _LEAST_SECONDS = 1.0
@@ -166,19 +167,13 @@ def settings(name: str, models: Sequence[Model], seconds: float, counts: Path) -
 
 
 def options(seed: int, folder: Path) -> list[str]:
-    """libFuzzer's options, of both sides."""
+    """libFuzzer's options, of both sides: those of a campaign, and what is said in the module."""
     return [
-        f"-max_total_time={_MOST_SECONDS}",
-        f"-seed={seed}",
-        "-max_len=64",
-        "-len_control=0",
+        *libfuzzer.fuzzing(folder / "corpus", folder, seconds=_MOST_SECONDS, seed=seed),
+        str(folder / "first"),
+        "-entropic=0",
         # symbols of new functions are looked up by another process
         "-print_funcs=0",
-        "-detect_leaks=0",
-        "-rss_limit_mb=8192",
-        f"-artifact_prefix={folder}/artifact-",
-        str(folder / "corpus"),
-        str(folder / "first"),
     ]
 
 
