@@ -15,7 +15,7 @@ import msgspec
 from fuzz.damage import (
     claims_more_recurrent_cells,
     keeps_parts_together,
-    makes_positions_negative,
+    leaves_stuck_cells,
 )
 from fuzz.drivers.avoid import DRIVER_AVOIDANCES
 from fuzz.drivers.avoid import repair as driver_repair
@@ -231,11 +231,11 @@ def _recurrent_cells(state: State, op: Op) -> bool:
     return not state.traits.any_rollback and claims_more_recurrent_cells(state.slots[op.slot].edits)
 
 
-def _negative_pos(state: State, op: Op) -> bool:
-    """llama_kv_cache::state_read_meta() takes any position; seq_rm() takes a negative p0 for 0 and leaves the cell."""
+def _stuck_cell(state: State, op: Op) -> bool:
+    """llama_kv_cache::state_read_meta() takes any position; seq_rm(-1, -1) is from 0 up to the largest, without it."""
     if not isinstance(op, Restore | RestoreAll) or op.slot not in state.slots:
         return False
-    return makes_positions_negative(state.slots[op.slot].edits)
+    return leaves_stuck_cells(state.slots[op.slot].edits)
 
 
 def _half_restore(state: State, op: Op) -> bool:
@@ -362,7 +362,7 @@ AVOIDANCES: dict[str, Avoidance] = {
         Avoidance("empty-restore", "restore of an empty sequence's state leaves the target as it was", _empty_restore),
         Avoidance("window-purge", "a batch of several micro-batches drops window cells that it needs", _window_purge),
         Avoidance(
-            "negative-pos", "restore of a state with a negative position: the cell stays for ever", _negative_pos
+            "stuck-cell", "restore of a state with a position that no removal reaches: the cell stays", _stuck_cell
         ),
         Avoidance(
             "recurrent-cells",

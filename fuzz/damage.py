@@ -168,12 +168,12 @@ def _together(e: BlobEdit, partial: bool, whole: bool) -> bool:
     return e.how in ("drop", "double", "swap") and last == "cell" and e.value == 0 and first != "dsv4"
 
 
-def makes_positions_negative(edits: Iterable[BlobEdit]) -> bool:
-    """Whether an edit may leave attention with a cell at a negative position."""
+def leaves_stuck_cells(edits: Iterable[BlobEdit]) -> bool:
+    """Whether an edit may leave attention with a cell that no removal reaches: below 0, or at the largest position."""
     return any(
         e.where in ("attn.stream.cell.pos", "window.stream.cell.pos")
         and e.how in ("set", "add")
-        and bool(e.value & 0x80000000)
+        and e.value & 0xFFFFFFFF >= 0x7FFFFFFF
         for e in edits
     )
 

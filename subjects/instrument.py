@@ -614,6 +614,9 @@ def variables(build: Path) -> dict[str, str]:
     if stamp is None:
         raise CannotBuild(f"{build} is no finished instrumented build: make one with redraft build")
     out = {"GGML_NO_BACKTRACE": "1"}
+    if stamp.coverage == "report" and "LLVM_PROFILE_FILE" not in os.environ:
+        # whoever wants a profile says where; it would be left in the working directory
+        out["LLVM_PROFILE_FILE"] = os.devnull
     runtime = _runtime(stamp)
     if runtime:
         out["LD_PRELOAD"] = str(runtime)

@@ -513,8 +513,9 @@ bool steps_round(const Stage & stage, const Changed & c) {
             return true;
         }
     }
-    for (const size_t at : stage.positions) {  // negative-pos
-        if (c.data.size() >= at + 4 && (int32_t) stage.number(c.data, at) < 0) {
+    for (const size_t at : stage.positions) {  // stuck-cell
+        // below 0, or the largest
+        if (c.data.size() >= at + 4 && (uint32_t) stage.number(c.data, at) >= INT32_MAX) {
             return true;
         }
     }

@@ -59,7 +59,7 @@ AVOID = (
     "device-older",
     "half-restore",
     "recurrent-cells",
-    "negative-pos",
+    "stuck-cell",
     "empty-restore",
     "file-cut",
 )

@@ -214,7 +214,7 @@ def steps_round(avoid: frozenset[str], stage: Stage, data: bytes) -> bool:
     # a whole context's state may well have several
     if "recurrent-cells" in avoid and reached.recurrent > 1 and not s.whole:
         return True
-    if "negative-pos" in avoid and reached.negative:
+    if "stuck-cell" in avoid and reached.stuck:
         return True
     return s.medium == "file" and changed and "file-cut" in avoid and (
         reached.ended or len(data) < len(stage.source.data)

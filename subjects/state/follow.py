@@ -17,17 +17,20 @@ _FREE = frozenset({"pos", "seq", "x", "y", "token"})
 _PARTS = frozenset({"attn", "window", "index", "recurrent", "dsv4"})
 
 
+LARGEST = (1 << 31) - 1
+
+
 class Reached(NamedTuple):
     """Where a blob is refused. field: the name of the field, empty where it is taken. early: nothing was changed by
     then. ended: because the bytes end there. recurrent: how many recurrent cells it claims (0: not read so far).
-    negative: a negative position was read.
+    stuck: a cell of attention was read whose position no removal reaches (below 0, or the largest there is).
     """
 
     field: str = ""
     early: bool = False
     ended: bool = False
     recurrent: int = 0
-    negative: bool = False
+    stuck: bool = False
 
 
 class _Refused(Exception):
@@ -146,7 +149,7 @@ def _cells(group: Node, counted: Node) -> _Cells:
 
 class _Follower:
     def __init__(self, data: bytes):
-        self.data, self.at, self.recurrent, self.early, self.negative = data, 0, 0, True, False
+        self.data, self.at, self.recurrent, self.early, self.stuck = data, 0, 0, True, False
 
     def number(self, like: _Number) -> int:
         if self.at + like.format.size > len(self.data):
@@ -209,7 +212,7 @@ class _Follower:
         fixed = [(i, number) for i, number in enumerate(like.cell) if number.value is not None]
         for values in like.format.iter_unpack(cells):
             # the position comes first
-            self.negative = self.negative or (values[0] < 0 and not like.recurrent)
+            self.stuck = self.stuck or (not 0 <= values[0] < LARGEST and not like.recurrent)
             for i, number in fixed:
                 if values[i] != number.value:
                     raise _Refused(number.name)
@@ -222,5 +225,5 @@ def follow(data: bytes, like: Plan) -> Reached:
         for step in like.steps:
             f.step(step)
     except _Refused as e:
-        return Reached(e.field, f.early, e.ended, f.recurrent, f.negative)
-    return Reached(recurrent=f.recurrent, negative=f.negative)
+        return Reached(e.field, f.early, e.ended, f.recurrent, f.stuck)
+    return Reached(recurrent=f.recurrent, stuck=f.stuck)

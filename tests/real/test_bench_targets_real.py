@@ -27,10 +27,8 @@ def test_both_sides_try_states_of_every_model(
 ) -> None:
     monkeypatch.setattr(targets, "WARM", 120)
     run = targets.Slice(sides, "session_file", 1.0, tmp_path)
-    for counts, restarts in (run.redraft(3), run.harness(3)):
-        assert restarts == 0
-        assert counts.of()[1] >= 1.0
+    for counts, _ in (run.redraft(3), run.harness(3)):
+        assert 0 < counts.of()[1] < 3 and counts.wall > 0
         assert counts.of(outcomes=("refused",))[0] > 20 and counts.of(outcomes=("taken",))[0] > 5
         assert sum(counts.of(model=i)[0] > 0 for i in range(len(sides.models))) >= 4
         assert counts.executions >= 120 + counts.of()[0]
-    assert not (tmp_path / "complaints").exists()

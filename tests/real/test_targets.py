@@ -30,7 +30,7 @@ KNOWN = (
     "device-older",
     "half-restore",
     "recurrent-cells",
-    "negative-pos",
+    "stuck-cell",
     "empty-restore",
     "file-cut",
 )
@@ -101,8 +101,8 @@ def test_each_check_catches_its_planted_fault(fault: str, symptom: str, build: B
 
 
 def test_a_state_that_stays_for_ever_is_seen(build: Bench, tmp_path: Path) -> None:
-    """What no planted fault shows: a good restore after a malformed one gives something else (negative-pos)."""
-    known = tuple(k for k in KNOWN if k != "negative-pos")
+    """What no planted fault shows: a good restore after a malformed one gives something else (stuck-cell)."""
+    known = tuple(k for k in KNOWN if k != "stuck-cell")
     found = complain("seq_state", build, tmp_path, models="llama", count=1000, known=known)
     assert any(s.startswith("good-differs ") for s in found), found
 

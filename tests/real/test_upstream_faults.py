@@ -78,13 +78,22 @@ TABLE = (
         says="wrong sequence state magic",
     ),
     Row(
-        "negative-pos",
+        "stuck-cell",
         ("llama",),
         "wrong",
         "fault",
-        "llama_kv_cache::state_read_meta takes any position, and seq_rm, with which every later restore begins, takes "
-        "a negative p0 for 0: the cell stays. llama.h: zero means failed to load.",
+        "llama_kv_cache::state_read_meta takes any position, and seq_rm(-1, -1), with which every later restore "
+        "begins, removes [0, 2147483647): the cell stays. llama.h: zero means failed to load.",
         says="positions (-5, 7)",
+    ),
+    Row(
+        "stuck-cell",
+        ("llama",),
+        "wrong",
+        "fault",
+        "As above, at the other end.",
+        options=("--largest",),
+        says="positions (0, 2147483647)",
     ),
     Row(
         "recurrent-cells",

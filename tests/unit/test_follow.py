@@ -27,7 +27,7 @@ def changed(data: bytes, name: str, value: int) -> Reached:
 @pytest.mark.parametrize("data", ALL.values(), ids=ALL)
 def test_a_good_blob_is_taken(data: bytes) -> None:
     reached = follow(data, Plan(parse(data)[0]))
-    assert not reached.field and not reached.ended and not reached.negative
+    assert not reached.field and not reached.ended and not reached.stuck
 
 
 @pytest.mark.parametrize("data", ALL.values(), ids=ALL)
@@ -64,9 +64,9 @@ def test_recurrent_cells_are_counted_where_they_are_reached() -> None:
     assert changed(HYBRID, "attn.stream.v_trans", 9).recurrent == 0
 
 
-def test_negative_positions_are_those_of_attention() -> None:
-    assert changed(HYBRID, "attn.stream.cell.pos", -1).negative
-    assert not changed(HYBRID, "recurrent.cell.pos", -1).negative
+def test_positions_that_no_removal_reaches_are_those_of_attention() -> None:
+    assert changed(HYBRID, "attn.stream.cell.pos", -1).stuck
+    assert not changed(HYBRID, "recurrent.cell.pos", -1).stuck
 
 
 def test_tokens_of_a_file_are_passed_over() -> None:
