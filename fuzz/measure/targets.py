@@ -46,6 +46,7 @@ from fuzz.models import DEFAULT, Model, from_recipe
 from fuzz.targets import config, load
 from fuzz.targets.blobs import BlobTarget
 from fuzz.targets.draw import FILE_KINDS, SEQ_KINDS, variants
+from fuzz.targets.stage import STEPPED_ROUND
 from subjects import instrument, recipes
 from subjects.builds import BadBuild, Build, cache_dir, compile_shim, cpu_model, find_build
 from subjects.shim import params_array
@@ -53,18 +54,6 @@ from subjects.shimcache import PARAMS, run_quietly
 
 LIMIT = 0.5
 TARGETS = ("seq_state", "context_state", "session_file")
-AVOID = (
-    "device-corrupt",
-    "device-foreign",
-    "device-older",
-    "half-restore",
-    "recurrent-cells",
-    "stuck-cell",
-    "empty-restore",
-    "file-cut",
-)
-"""Known faults that are in the way of these targets. The harness steps round those that it can tell; of others it
-complains, or it ends and is started again."""
 SOURCE = Path(__file__).with_name("harness.cpp")
 SETTINGS = "REDRAFT_HARNESS"
 """Where harness.cpp looks for its settings."""
@@ -193,7 +182,7 @@ class Slice:
             models=self.sides.models,
             build=str(self.sides.build.libllama.parent),
             shim=str(self.sides.shim),
-            avoid=list(AVOID),
+            avoid=list(STEPPED_ROUND),
             report=str(self.folder / "complaints"),
             cache=str(cache_dir()),
         )

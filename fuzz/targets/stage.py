@@ -26,6 +26,16 @@ from subjects.trace import Facts, Floats, Row, Step
 
 HEADER = 8
 """Bytes of a sequence's blob that name it: magic and id."""
+STEPPED_ROUND = (
+    "device-corrupt",
+    "device-foreign",
+    "device-older",
+    "half-restore",
+    "recurrent-cells",
+    "stuck-cell",
+    "file-cut",
+)
+"""The known faults (fuzz/avoid.py) that a stage knows how to step round."""
 CLOSE = 1e-2
 """Logits may differ by so much: honest ones do by 4e-5 at most, wrong states by 1 and more (design.md)."""
 

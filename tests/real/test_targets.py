@@ -20,21 +20,11 @@ from fuzz.models import DEFAULT, Model, from_recipe, resolve_pairs
 from fuzz.state import valid
 from fuzz.targets import seeds
 from fuzz.targets.blobs import BlobTarget
+from fuzz.targets.stage import STEPPED_ROUND
 from subjects import recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOBS = ("seq_state", "context_state", "session_file")
-KNOWN = (
-    "device-corrupt",
-    "device-foreign",
-    "device-older",
-    "half-restore",
-    "recurrent-cells",
-    "stuck-cell",
-    "empty-restore",
-    "file-cut",
-)
-
 # Runs in a child: a target loads native code, and what it is handed may end it.
 CHILD = r"""
 import json, random, sys
@@ -67,7 +57,7 @@ def complain(
     fault: str = "",
     models: str,
     count: int,
-    known: tuple[str, ...] = KNOWN,
+    known: tuple[str, ...] = STEPPED_ROUND,
 ) -> list[str]:
     """Symptoms that a target complains of in some inputs, known faults stepped round."""
     arguments = [name, str(build.shim), str(build.models), str(tmp_path), fault, models, ",".join(known), str(count)]
@@ -102,7 +92,7 @@ def test_each_check_catches_its_planted_fault(fault: str, symptom: str, build: B
 
 def test_a_state_that_stays_for_ever_is_seen(build: Bench, tmp_path: Path) -> None:
     """What no planted fault shows: a good restore after a malformed one gives something else (stuck-cell)."""
-    known = tuple(k for k in KNOWN if k != "stuck-cell")
+    known = tuple(k for k in STEPPED_ROUND if k != "stuck-cell")
     found = complain("seq_state", build, tmp_path, models="llama", count=1000, known=known)
     assert any(s.startswith("good-differs ") for s in found), found
 
