@@ -12,17 +12,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fuzz.damage import (
-    claims_more_recurrent_cells,
-    keeps_parts_together,
-    leaves_stuck_cells,
-)
+from fuzz import harm
 from fuzz.drivers.avoid import DRIVER_AVOIDANCES
 from fuzz.drivers.avoid import repair as driver_repair
 from fuzz.drivers.avoid import triggered as driver_triggered
 from fuzz.state import State, Traits, broken
 from subjects.scenario import (
     ON_DEVICE,
+    PARTIAL,
     AnyOp,
     ContextParams,
     Decode,
@@ -228,14 +225,16 @@ def _recurrent_cells(state: State, op: Op) -> bool:
     """llama_memory_recurrent::state_read_meta() asserts that find_slot() has made the cells that a blob claims."""
     if not isinstance(op, Restore) or op.slot not in state.slots or not state.traits.recurrent:
         return False
-    return not state.traits.any_rollback and claims_more_recurrent_cells(state.slots[op.slot].edits)
+    if state.traits.any_rollback:
+        return False
+    return harm.claims_several_recurrent_cells(state.slots[op.slot].edits, state.params.n_seq_max)
 
 
 def _stuck_cell(state: State, op: Op) -> bool:
     """llama_kv_cache::state_read_meta() takes any position; seq_rm(-1, -1) is from 0 up to the largest, without it."""
     if not isinstance(op, Restore | RestoreAll) or op.slot not in state.slots:
         return False
-    return leaves_stuck_cells(state.slots[op.slot].edits)
+    return harm.leaves_stuck_cells(state.slots[op.slot].edits)
 
 
 def _half_restore(state: State, op: Op) -> bool:
@@ -253,8 +252,10 @@ def _half_restore(state: State, op: Op) -> bool:
     if isinstance(op, Restore) and state.params.kv_unified:
         others = state.total() - state.length(op.seq)
         refused = refused or others + slot.seqs[0].length > state.params.n_ctx
-    if refused and slot.corrupted and layout and keeps_parts_together(slot.edits, slot.flags, whole=slot.whole):
-        return False
+    if refused and slot.corrupted and layout and state.fits(slot, edited=True):
+        partial = bool(slot.flags & PARTIAL)
+        target = harm.Target(state.traits, slot.whole, partial, slot.medium, streams)
+        return harm.leaves_half(slot.edits, target)
     return refused and (isinstance(op, RestoreAll) or state.traits.parts or streams)
 
 
@@ -289,7 +290,7 @@ def _file_cut(state: State, op: Op) -> bool:
     if not isinstance(op, Restore | RestoreAll) or op.slot not in state.slots:
         return False
     slot = state.slots[op.slot]
-    return slot.medium == "file" and slot.corrupted
+    return slot.medium == "file" and harm.reads_past_the_end(slot.edits)
 
 
 def _shift_type(state: State, op: Op) -> bool:

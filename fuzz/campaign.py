@@ -112,6 +112,7 @@ def together(parts: list[TargetProgress]) -> TargetProgress:
     firsts = [t.first for t in parts if t.first is not None]
     out = TargetProgress(
         executions=sum(t.executions for t in parts),
+        tried=sum(t.tried for t in parts),
         seconds=sum(t.seconds for t in parts),
         first=min(firsts, default=None),
         features=max((t.features for t in parts), default=0),
@@ -145,7 +146,9 @@ class Result:
         s = self.status
         if s.total("unwritten"):
             return 2
-        judged = s.total("executions") or s.total("scenarios") > s.total("unjudged")
+        # an input that ended a target was tried too
+        tried = any(t.tried or t.crashes for t in s.targets().values())
+        judged = tried or s.total("scenarios") > s.total("unjudged")
         if not judged:
             return 2 if self.died else 3
         if (fail_on == "new" and self.new) or (fail_on == "any" and s.findings):
@@ -180,9 +183,11 @@ class Result:
         s = self.status
         return {
             "executions": s.total("executions"),
+            "tried": sum(t.tried for t in s.targets().values()),
             "targets": {
                 name: {
                     "executions": t.executions,
+                    "tried": t.tried,
                     "per_second": round(t.executions / t.seconds, 1) if t.seconds else 0.0,
                     "edges": [t.first or 0, t.edges],
                     "features": t.features,

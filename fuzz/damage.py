@@ -6,10 +6,10 @@ Both engines draw here: the strategies with Hypothesis' numbers, the coverage-gu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from fuzz.traits import Traits
-from subjects.scenario import PARTIAL, BlobEdit, Medium
+from subjects.scenario import BlobEdit, Medium
 
 Below = Callable[[int], int]
 """Draws a number from 0 up to, but without, its argument; the simplest is 0."""
@@ -134,53 +134,3 @@ def _draw(below: Below, traits: Traits, header: tuple[str, ...], others: Sequenc
         case _:
             nth = (0, 1000, 500, 100, 900, 999)[below(6)]
             return BlobEdit(how=("cut", "flip", "set")[below(3)], nth=nth, value=_VALUES[below(len(_VALUES))] & 0xFF)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What is known of an edit without the blob
-
-
-_HARMLESS = frozenset({"pos", "seq", "x", "y", "token", "data", "ngram_data"})
-_BEFORE_ALL = frozenset({"magic", "seq", "file", "arch"})
-
-
-def keeps_parts_together(edits: Iterable[BlobEdit], flags: int, *, whole: bool) -> bool:
-    """Whether a restore of the edited state is refused before any part was read, or taken as a whole.
-
-    Fields that no reader looks at (positions, sequence ids, data) are taken; headers and the first part's number of
-    streams are looked at first (src/llama-context.cpp state_seq_set_data, src/llama-kv-cache.cpp state_read_sinfo).
-    Everything else may be refused in a later part, when an earlier one is restored already.
-    """
-    return all(_together(e, bool(flags & PARTIAL), whole) for e in edits)
-
-
-def _together(e: BlobEdit, partial: bool, whole: bool) -> bool:
-    first, last = e.where.partition(".")[0], e.where.rpartition(".")[2]
-    if whole and last in ("seq", "cell"):
-        return False  # which sequences a cell is of matters only there
-    if e.how == "take" or not e.where:
-        return e.how == "insert" and e.nth >= 1000
-    if e.how in ("set", "add", "flip"):
-        return first in _BEFORE_ALL or last in _HARMLESS or e.where == "attn.n_stream" or (
-            partial and e.where == "window.n_stream")  # fmt: skip
-    if e.how == "cut":
-        return first in _BEFORE_ALL and e.value <= 0
-    return e.how in ("drop", "double", "swap") and last == "cell" and e.value == 0 and first != "dsv4"
-
-
-def leaves_stuck_cells(edits: Iterable[BlobEdit]) -> bool:
-    """Whether an edit may leave attention with a cell that no removal reaches: below 0, or at the largest position."""
-    return any(
-        e.where in ("attn.stream.cell.pos", "window.stream.cell.pos")
-        and e.how in ("set", "add")
-        and e.value & 0xFFFFFFFF >= 0x7FFFFFFF
-        for e in edits
-    )
-
-
-def claims_more_recurrent_cells(edits: Iterable[BlobEdit]) -> bool:
-    """Whether an edit makes the state of one sequence claim other than one recurrent cell, with what a reader needs to
-    come that far."""
-    return any(
-        e.where in ("recurrent.n_cells", "recurrent.cell") and e.how in ("set", "add", "double", "flip") for e in edits
-    )

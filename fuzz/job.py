@@ -57,7 +57,8 @@ WRONG_DRAFT = {
 class Coverage(msgspec.Struct, kw_only=True, frozen=True):
     """What the coverage-guided engine runs on. build: an instrumented build directory, with its fingerprint; shim and
     driver: our libraries compiled against it (driver empty for none). variables: what a process that loads it needs in
-    its environment. environment: what findings say that were seen on it alone."""
+    its environment. environment: what findings say that were seen on it alone. alone: it is of other sources than the
+    installed library, so it is the one that is tested, and everything is judged on it."""
 
     targets: list[str]
     build: str
@@ -66,6 +67,7 @@ class Coverage(msgspec.Struct, kw_only=True, frozen=True):
     driver: str = ""
     variables: dict[str, str]
     environment: dict[str, str | int | list[str]] = {}
+    alone: bool = False
 
 
 class JobConfig(msgspec.Struct, kw_only=True):
@@ -133,12 +135,7 @@ class Job:
         self.journal = Journal(Path(config.out), config.job)
         self.progress: Progress = self.journal.progress()
         self.known: list[KnownFault] = load_all()
-        self.sandbox = Sandbox(
-            Path(config.shim),
-            models_of(config),
-            driver=Path(config.driver) if config.driver else None,
-            drafts=drafts_of(config),
-        )
+        self.sandbox = self._opened()
         self.bed = bed_of(self.sandbox, config)
         self.began = time.monotonic()
         self.before = self.progress.seconds
@@ -148,6 +145,12 @@ class Job:
             self.progress.avoiding = sorted({k.avoidance for k in self.known})
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+
+    def _opened(self) -> Sandbox:
+        """Where programs run."""
+        c = self.config
+        driver = Path(c.driver) if c.driver else None
+        return Sandbox(Path(c.shim), models_of(c), driver=driver, drafts=drafts_of(c))
 
     def _stop(self, *_: object) -> None:
         self.stopped = True

@@ -13,6 +13,7 @@ out/crashes/               inputs whose crash showed nowhere else, and what was 
 out/state/crash-N/TARGET/  inputs that ended a target, until they have been looked at
 out/state/tmp-N/           temporary files of job N's targets
 out/state/report-N.jsonl   what a target's own checks complain of
+out/state/tried-N.bin      how many inputs its target did something with
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def sweep(state: Path) -> None:
     """Remove what a killed campaign left half-written; no job of it may be running."""
-    for pattern in (".new-*", "report-*.jsonl"):
+    for pattern in (".new-*", "report-*.jsonl", "tried-*.bin"):
         for left in state.glob(pattern):
             left.unlink(missing_ok=True)
     for folder in state.glob("tmp-*"):
@@ -60,12 +61,14 @@ CURVE = 400
 class TargetProgress(msgspec.Struct):
     """What one target of the coverage-guided engine did in a job.
 
-    seconds: that it ran. first: edges that the corpus reached at the start, None before it was read. edges, features,
+    tried: executions that did something; the others stood for no program, or a known fault was in the way. seconds:
+    that it ran. first: edges that the corpus reached at the start, None before it was read. edges, features,
     corpus: reached and kept by now, by all jobs together as far as this one has seen. curve: (seconds of the campaign,
     edges), where edges grew.
     """
 
     executions: int = 0
+    tried: int = 0
     seconds: float = 0.0
     first: int | None = None
     edges: int = 0

@@ -337,8 +337,9 @@ class State:
         if flags & ON_DEVICE:
             self.device[seq] = self.serial
 
-    def fits(self, slot: Slot) -> bool:
-        """The context can take this state: same K/V types (the blob names them), and not spoilt."""
+    def fits(self, slot: Slot, *, edited: bool = False) -> bool:
+        """The context can take this state: same K/V types (the blob names them), and not spoilt; with `edited` it may
+        be."""
         same = (slot.params.type_k, slot.params.type_v, slot.params.flash_attn) == (
             self.params.type_k, self.params.type_v, self.params.flash_attn,
         )  # fmt: skip
@@ -346,7 +347,7 @@ class State:
         streams = [1 if p.kv_unified else p.n_seq_max for p in (slot.params, self.params)]
         if self.traits.memory != "recurrent" and streams[0] != streams[1]:
             return False
-        return same and not slot.corrupted
+        return same and (edited or not slot.corrupted)
 
     def _restore(self, op: Restore) -> None:
         slot = self.slots.get(op.slot)

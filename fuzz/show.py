@@ -176,8 +176,8 @@ def _engine(result: Result, console: Console) -> None:
     crashes, undefined = document["crashes"], document["undefined"]
     n = sum(crashes.values())
     console.print(
-        f"{s.total('executions'):,} executions in {s.seconds:.0f} s; {n} crashes and complaints of {len(crashes)} "
-        f"kinds, {s.total('scenarios')} inputs tried as programs."
+        f"{s.total('executions'):,} executions in {s.seconds:.0f} s, {document['tried']:,} of them not skipped; "
+        f"{n} crashes and complaints of {len(crashes)} kinds, {s.total('scenarios')} inputs tried as programs."
     )
     if s.total("lost"):
         console.print(

@@ -18,7 +18,8 @@ class Traits:
 
     rollback: llama.cpp keeps n_rs_seq earlier recurrent states. any_rollback: it keeps them across decodes too
     (deepseek4), so that the rule d <= k - 1 does not apply. q8: head size fits quantised K/V. mixed_kv: K and V may
-    have different types. hidden_aborts: a context with embeddings aborts at its first decode.
+    have different types. hidden_aborts: a context with embeddings aborts at its first decode. undoes: a refused
+    restore is undone in all parts (llama_memory_hybrid_idx).
     """
 
     memory: Memory = "dense"
@@ -30,6 +31,7 @@ class Traits:
     n_vocab: int = 64
     mixed_kv: bool = True
     hidden_aborts: bool = False
+    undoes: bool = False
 
     @property
     def recurrent(self) -> bool:
@@ -63,7 +65,8 @@ def traits_of(recipe: Recipe) -> Traits:
     return Traits(
         memory=recipe.memory, rollback=recipe.rollback, any_rollback=recipe.arch == "deepseek4",
         can_shift=recipe.can_shift, window=recipe.window, q8=_q8(recipe), n_vocab=recipe.n_vocab, mixed_kv=recipe.arch
-        != "deepseek4", hidden_aborts=recipe.arch in ("deepseek4", "qwen4exp"), )  # fmt: skip
+        != "deepseek4", hidden_aborts=recipe.arch in ("deepseek4", "qwen4exp"),
+        undoes=recipe.arch == "qwen4exp", )  # fmt: skip
 
 
 def traits_from_facts(facts: Facts) -> Traits:

@@ -81,10 +81,13 @@ class BlobContract(Oracle):
                 bad.extend(found)
         return Verdict(oracle=self.name, violations=tuple(bad), compared=compared)
 
-    def _violation(self, m: Moment, what: str, because: str, pair: tuple[int, int]) -> Violation:
+    def _violation(
+        self, m: Moment, what: str, because: str, pair: tuple[int, int], places: tuple[int, ...] = ()
+    ) -> Violation:
         name = NAME_OF[type(m.op)]
-        shown = {"promised": "size", "read": "size", "twice": "bytes", "tokens": "bytes"}.get(what, "counts")
-        check = Check(kind="blob", step=m.step.op, seq=getattr(m.op, "seq", -1), expected=pair, what=shown)
+        # what was saved again and differs neither in a row nor in cells has more or fewer rows
+        shown = "places" if places else "bytes" if what in ("twice", "tokens") else "size"
+        check = Check(kind="blob", step=m.step.op, seq=getattr(m.op, "seq", -1), expected=(*pair, *places), what=shown)
         return Violation(
             oracle=self.name,
             key=f"blob:{what}:{name}",
@@ -140,9 +143,6 @@ class BlobContract(Oracle):
                     f"result again, so the same cells must be in it, bit for bit, in any order; but {now.size} bytes "
                     f"came out, in which the state{whose} differs{error}: {again.told}."
                 )
-                bad.append(
-                    self._violation(
-                        m, "again" if op.times == 1 else "restored-twice", because, (op.times - 1, op.times)
-                    )
-                )
+                name, pair = "again" if op.times == 1 else "restored-twice", (op.times - 1, op.times)
+                bad.append(self._violation(m, name, because, pair, again.places))
         return n, bad

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from oracles.names import plain
 from subjects.trace import End
 
 # assertion: GGML_ASSERT, GGML_ABORT, assert. exception: C++. address, undefined: a sanitizer's report. hang: it took
@@ -34,6 +35,8 @@ _LIBFUZZER = re.compile(r"^==\d+==\s?ERROR: libFuzzer: ([\w -]+?)(?: after \d+ s
 _LIBCXX = re.compile(r"^libc\+\+abi: terminating (?:due to|with) uncaught exception of type ([^:\s]\S*?)(?:: (.*))?$")
 _NUMBER = re.compile(r"0x[0-9a-f]+|-?\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
 _FRAME = re.compile(r"^\s*#(\d+) 0x[0-9a-f]+ (?:in )?(.*)$")
+# where a frame is: an absolute path, which may have spaces, or a relative one
+_WHERE = re.compile(r"(?:^|\s)(?:\w:)?/.*$|\s\S+\.\w+:\d+(?::\d+)?\s*$")
 _PYTHON = "=== Uncaught Python exception: ==="
 # That a C++ exception left a call: Atheris catches it behind Python's back, and Python falls over that at once.
 _THROWN = "the function must be called with the GIL held, but the GIL is released"
@@ -125,20 +128,7 @@ def stack(lines: list[str], *, at_once: bool = False) -> tuple[str, ...]:
 
 def function(frame: str) -> str:
     """The function's name in a frame, without parameters, templates' arguments and anonymous namespaces."""
-    text = frame.replace("(anonymous namespace)::", "").replace("operator()", "operator").strip()
-    out, depth = [], 0
-    for at, c in enumerate(text):
-        arrow = c == ">" and text[at - 1 : at] == "-"
-        if c in "(<[{":
-            depth += 1
-        elif c in ")>]}" and not arrow:
-            depth = max(0, depth - 1)
-        elif depth == 0:
-            out.append(c)
-    words = [w for w in "".join(out).split() if w != "const" and not w.startswith("/") and ":/" not in w]
-    # a relative path, with which the frame ends
-    words = [w for w in words if not re.search(r"\.\w+:\d+", w)]
-    return words[-1].rstrip(":") if words else ""
+    return plain(_WHERE.sub("", frame)).replace("{anonymous}::", "").rstrip(":")
 
 
 def _is_ours(frame: str, name: str) -> bool:

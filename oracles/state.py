@@ -65,10 +65,9 @@ class State(Oracle):
             size = f" differs by {first.error:.3g} (honest differences here stay below {h.band:.2g})"
         rest = h.told.removeprefix(first.text)
         because = f"{_argument(account, h, moment)}; but {first.text}{size}{rest}."
-        place = (*h.at, *h.ref_at) if h.at is not None and h.ref_at is not None else ()
         params, seq, chain = key_of(c)
         # without places sizes are compared, which depend on how many sequences there could be
-        clean = solo(account.ledger.scenario.model, params if place else c.params, seq, chain)
+        clean = solo(account.ledger.scenario.model, params if h.places else c.params, seq, chain)
         reference = Scenario(
             model=clean.model, params=clean.params, ops=(*clean.ops, Save(seq=0, slot=0)), note="reference: state"
         )
@@ -78,7 +77,7 @@ class State(Oracle):
             seq=c.seq,
             row=c.blob,
             band=h.band,
-            expected=place,
+            expected=h.places,
             what=first.text,
             reference=reference,
         )

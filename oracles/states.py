@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from oracles.band import FAR, Bands
 from oracles.ledger import Ledger, StateClaim, window_need
 from oracles.reference import Key, StateReferences, key_of
 from subjects.scenario import PARTIAL, ContextParams, Restore, RestoreAll, Save, SaveAll
-from subjects.state.canon import Canon, Difference, Place, Reader, Rows, Sequence, differences, summary
+from subjects.state.canon import Canon, Difference, Layout, Reader, Sequence, differences, facts, summary
 from subjects.state.parse import BadBlob
 
 # What a partial state has, and what no next token ever looks at again: how much of it is kept is the library's affair.
@@ -19,6 +20,8 @@ WINDOWS = frozenset({"window"})
 # Compressed rows are kept in rings whose unused places hold anything; they are held against each other, bit for bit,
 # before and after a restore only.
 CELLS = frozenset({"attn", "window", "index", "recurrent", "raw"})
+LOWEST = -(1 << 31)
+"""No position is below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class HeldState:
 
     found: where they differ by more than FAR times the band, first part first; near: where they differ by more than the
     band. told: in one line, what differs first and what is equal. error, band: of the first difference (0 without one).
-    at, ref_at: places of the first row that differs in both blobs. unjudged: why it could not be compared.
+    places: of the first difference in both blobs (see `places_of`). unjudged: why it could not be compared.
     """
 
     claim: StateClaim
@@ -36,8 +39,7 @@ class HeldState:
     told: str = ""
     error: float = 0.0
     band: float = 0.0
-    at: Place | None = None
-    ref_at: Place | None = None
+    places: tuple[int, ...] = ()
     unjudged: str = ""
 
     @property
@@ -52,10 +54,14 @@ class HeldState:
 
 
 class Again(NamedTuple):
-    """A restore whose result was saved again: sequences and where they differ, bit for bit, from what was saved."""
+    """A restore whose result was saved again: sequences and where they differ, bit for bit, from what was saved.
+
+    places: of the first difference in what was saved and in what was saved again (see `places_of`).
+    """
 
     differences: tuple[tuple[int, Difference], ...]
     told: str
+    places: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -65,6 +71,40 @@ class States:
 
     held: list[HeldState]
     again: dict[int, Again]
+
+
+class Spot(NamedTuple):
+    """One of two blobs that are compared. seq: the sequence as its canonical form has it; said: its id, -1 where the
+    blob is of it alone; stream: the one that it is in where it has no cells."""
+
+    data: bytes
+    layout: Layout
+    seq: int
+    said: int
+    stream: int
+
+
+def places_of(
+    first: Difference, mine: Spot, theirs: Spot | None, part: str = "", least: int = LOWEST
+) -> tuple[int, ...]:
+    """Where a difference is in both blobs, for `Check.expected`: of a row 5 numbers for each, of cells 4; empty where
+    it is of neither. theirs: None where nothing must be there. part: what `mine` calls the part, where it has another
+    name; least: cells below that position are not looked at.
+    """
+    if first.key.tensor in ("cells", "extension"):
+        at = mine.layout.cells(mine.seq, part or first.key.part, mine.stream)
+        ref = None if theirs is None else theirs.layout.cells(theirs.seq, first.key.part, theirs.stream)
+        if at is None or (ref is None and theirs is not None):
+            return ()
+        ext = int(at.ext or (ref is not None and ref.ext))
+        other = (-1, 0, 0, -1) if ref is None or theirs is None else (ref.at, ext, least, theirs.said)
+        return (at.at, ext, least, mine.said, *other)
+    if first.pos < 0 or theirs is None:
+        return ()
+    key = first.key._replace(part=part or first.key.part)
+    row = mine.layout.place(mine.data, mine.seq, key, first.pos)
+    other_row = theirs.layout.place(theirs.data, theirs.seq, first.key, first.pos)
+    return () if row is None or other_row is None else (*row, *other_row)
 
 
 def compare_states(ledger: Ledger, references: StateReferences, bands: Bands, reader: Reader) -> States:
@@ -112,30 +152,37 @@ def _hold(
         return HeldState(claim, unjudged=f"a state cannot be read: {e.field}")
     seq = claim.seq if claim.whole else 0
     mine, theirs = _relevant(subject.get(seq, Sequence()), claim, partial=claim.partial), _relevant(clean, claim)
-    _seen(mine, theirs, claim)
-    if not differences(mine, theirs):
+    need = _seen(mine, theirs, claim)
+    if not (mine.positions or theirs.positions) and claim.chain:
+        return HeldState(claim, unjudged="it has no part that the next token looks at")
+    exact = list(facts(mine, theirs))
+    if not exact:
         return HeldState(claim, told=summary(mine, theirs, []))
     limits = limits_of(claim) if claim.chain else {}
     if limits is None:
         return HeldState(claim, unjudged="no band could be measured")
-    measured = {k for k in (*mine.rows, *theirs.rows) if f"{k.part}.{k.tensor}" in limits}
-    for side in (mine, theirs):
-        side.rows = {k: rows for k, rows in side.rows.items() if k in measured}
+    # rows of which nobody knows how far honest ones differ say nothing, unless they are equal
+    names = {f"{f.key.part}.{f.key.tensor}" for f in exact if f.what == "rows"}
+    unmeasured = sorted(names - limits.keys())
+    limits = limits | dict.fromkeys(unmeasured, math.inf)
     far = {name: FAR * band for name, band in limits.items()}
     found, near = differences(mine, theirs, far), differences(mine, theirs, limits)
     if not near:
+        if unmeasured:
+            return HeldState(claim, unjudged=f"no band could be measured for {', '.join(unmeasured)}")
         return HeldState(claim, told="equal in every part but for honest differences")
     told = summary(mine, theirs, found or near)
     if not found:
         return HeldState(claim, near=tuple(near), told=told)
     first = found[0]
-    at = ref_at = None
-    if first.pos >= 0 and reference is not None:
-        name = first.key._replace(part="attn") if _renamed(subject.get(seq, Sequence()), claim) else first.key
-        at = reader.layout(data, partial=claim.partial).place(data, seq, name, first.pos)
-        ref_at = reader.layout(reference).place(reference, 0, first.key, first.pos)
+    spot = Spot(data, reader.layout(data, partial=claim.partial), seq, claim.seq if claim.whole else -1, claim.seq)
+    clean_spot = None
+    if claim.chain and reference is not None:
+        clean_spot = Spot(reference, reader.layout(reference), 0, -1, 0)
+    part = "attn" if first.key.part == "window" and _renamed(subject.get(seq, Sequence()), claim) else ""
+    places = places_of(first, spot, clean_spot, part, need.get(first.key.part, LOWEST))
     band = limits.get(f"{first.key.part}.{first.key.tensor}", 0.0)
-    return HeldState(claim, tuple(found), tuple(near), told, first.error, band, at, ref_at)
+    return HeldState(claim, tuple(found), tuple(near), told, first.error, band, places)
 
 
 def _renamed(state: Sequence, claim: StateClaim) -> bool:
@@ -152,24 +199,28 @@ def _relevant(state: Sequence, claim: StateClaim, *, partial: bool = False) -> S
     rows = (
         (k._replace(part=rename.get(k.part, k.part)), r) for k, r in state.rows.items() if k.part in state.positions
     )
-    return Sequence({p: x for p, x in named if p in parts}, {k: r for k, r in rows if k.part in parts})
+    extensions = ((rename.get(part, part), more) for part, more in state.extensions.items())
+    return Sequence(
+        {p: x for p, x in named if p in parts},
+        {k: r for k, r in rows if k.part in parts},
+        {p: x for p, x in extensions if p in parts},
+    )
 
 
-def _seen(mine: Sequence, theirs: Sequence, claim: StateClaim) -> None:
-    """Leave of windows what the next token can see. Where the library does not tell how long they are (deepseek4), that
-    is what both sides go back to."""
+def _seen(mine: Sequence, theirs: Sequence, claim: StateClaim) -> dict[str, int]:
+    """Leave of windows what the next token can see, and say from which position on that is. Where the library does not
+    tell how long they are (deepseek4), that is what both sides go back to."""
+    needs: dict[str, int] = {}
     for part in WINDOWS & {*mine.positions, *theirs.positions}:
         sides = [s.positions[part] for s in (mine, theirs) if s.positions.get(part)]
         if claim.facts.n_swa > 0 and claim.positions:
             need = window_need(claim.positions, claim.facts.n_swa)
         else:
             need = max(min(p) for p in sides) if len(sides) == 2 else -1
+        needs[part] = need
         for side in (mine, theirs):
-            side.positions[part] = tuple(p for p in side.positions.get(part, ()) if p >= need)
-            for key, rows in side.rows.items():
-                if key.part == part and rows.positions and min(rows.positions) < need:
-                    kept = [i for i, p in enumerate(rows.positions) if p >= need]
-                    side.rows[key] = Rows(rows.type, tuple(rows.positions[i] for i in kept), rows.data[kept])
+            side.drop_below(part, need)
+    return needs
 
 
 def _again(ledger: Ledger, reader: Reader) -> dict[int, Again]:
@@ -187,10 +238,22 @@ def _again(ledger: Ledger, reader: Reader) -> dict[int, Again]:
             continue
         partial = m.slot is not None and bool(m.slot.flags & PARTIAL)
         try:
-            before, after = (reader.canonical(d, partial=partial) for d in data if d is not None)
+            layouts = [reader.layout(d, partial=partial) for d in data if d is not None]
         except BadBlob:
             continue
-        found[m.step.op] = _differ(before, after)
+        before, after = (layout.canonical(d) for layout, d in zip(layouts, data, strict=True) if d is not None)
+        again = _differ(before, after)
+        if again.differences:
+            seq, first = again.differences[0]
+            said = seq if isinstance(op, RestoreAll) else -1
+            streams = (seq, seq) if isinstance(op, RestoreAll) else (m.slot.seq if m.slot else 0, op.seq)
+            was_spot, now_spot = (
+                Spot(d, layout, seq, said, stream)
+                for d, layout, stream in zip(data, layouts, streams, strict=True)
+                if d is not None
+            )
+            again = again._replace(places=places_of(first, was_spot, now_spot))
+        found[m.step.op] = again
     return found
 
 

@@ -23,11 +23,13 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     refused).
     blob: in step `step`, numbers `expected` = [a, b]: blobs a and b must have the same bytes (`what` "bytes"), or
     blob a's size must
-    equal what was moved (`what` "size"); "counts" compares the bytes in any order, "neighbour" the last blobs of
-    steps a and b.
+    equal what was moved (`what` "size"); "neighbour" compares the last blobs of steps a and b; "places" what differs
+    first in a and b, whose places follow (below), bit for bit.
     state: blob `row` of step `step` must hold for `seq` the state that `reference` saves at its end. `expected` are the
-    places of the first row that differs in both blobs, within `band` (type, start, pieces, size, apart; twice); without
-    them other cells are there. `what` is that row in words.
+    places of what differs first in both blobs, `what` is that in words: a row, within `band` (type, start, pieces,
+    size, apart; twice), or cells (offset of their number, whether they have an extension, the least position that
+    counts, the sequence or -1 for all; twice, -1 as the second offset where no cells must be there). Without places the
+    sizes of both are compared.
     draft: in step `step` a driver must draft `expected` for sequence `seq`, as `reference` does at its end;
     `what` says what differs (row, tokens, logits, target, positions, two drivers, or how a state was mangled).
     alive: the program must end by itself; it dies (or hangs) in step `step`.

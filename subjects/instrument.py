@@ -193,6 +193,11 @@ class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
     """that building took, the last time"""
 
+    @property
+    def of_checkout(self) -> bool:
+        """Whether it is of a checkout (--src)."""
+        return re.fullmatch("[0-9a-f]{64}", self.sources) is not None
+
 
 @dataclass(frozen=True)
 class Flags:
@@ -271,6 +276,21 @@ def stamp_of(build: Path) -> Stamp | None:
         return msgspec.json.decode((build / STAMP).read_bytes(), type=Stamp)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def of_release(stamp: Stamp) -> bool:
+    """Whether a build is of the sources of the llama-cpp-python that is installed."""
+    try:
+        return stamp.sources == _release()
+    except CannotBuild:
+        return False
+
+
+def origin(stamp: Stamp) -> str:
+    """What a build was made from, for people; holds no path."""
+    if stamp.of_checkout:
+        return f"a checkout (contents {stamp.sources[:16]})"
+    return f"llama-cpp-python {stamp.sources}"
 
 
 def ready(

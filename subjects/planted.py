@@ -22,6 +22,7 @@ from typing import ClassVar, NamedTuple
 
 from subjects.scenario import ON_DEVICE, PARTIAL
 from subjects.shim import Shim
+from subjects.state.parse import BadBlob, parse
 from subjects.trace import Trace
 
 CANARY = "draft-greedy"
@@ -641,6 +642,35 @@ class SaveAltersValue(Planted):
 
     def seq_set(self, ctx: int, seq: int, flags: int, blob: bytes) -> int:
         return super().seq_set(ctx, seq, flags, self.right.get(blob, blob))
+
+
+class ExtensionLost(Planted):
+    """A restore puts cells back without what they have besides their position, y and token of M-RoPE and n-gram models:
+    rows and logits stay. Trigger: a restore from memory of cells that have them."""
+
+    name = "extension-lost"
+
+    def seq_set(self, ctx: int, seq: int, flags: int, blob: bytes) -> int:
+        self.reached()
+        bad = without_extensions(blob)
+        if bad != blob and not flags & ON_DEVICE:
+            self.triggered()
+            blob = bad
+        return super().seq_set(ctx, seq, flags, blob)
+
+
+def without_extensions(blob: bytes) -> bytes:
+    """The blob with y and token of every cell as they are in one that was never used; as it is where it has none."""
+    try:
+        tree, _ = parse(blob)
+    except BadBlob:
+        return blob
+    out = bytearray(blob)
+    for cell in (n for n in tree.walk() if n.last == "cell"):
+        for node in cell.children:
+            if node.last in ("y", "token"):
+                struct.pack_into("<i", out, node.start, 0 if node.last == "y" else -1)
+    return bytes(out)
 
 
 class RecurrentNudged(Planted):

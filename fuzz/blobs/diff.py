@@ -14,18 +14,15 @@ from fuzz.blobs.names import Place, bytes_of, many, part_words, place_at, shown,
 from subjects.state.canon import (
     Canon,
     Difference,
-    Key,
+    Fact,
     Layout,
-    Rows,
     Sequence,
-    differences,
+    facts,
     ranges,
     summary,
 )
-from subjects.state.parse import TYPES
+from subjects.state.parse import SINGLE, TYPES
 from subjects.state.tree import FORMATS, Node
-
-SINGLE = ("sequence state", "sequence state file")
 
 
 class NoPair(Exception):
@@ -353,14 +350,16 @@ def _trimmed(context: Sequence, single: Sequence) -> tuple[Sequence, list[str]]:
     least = min(theirs, default=0)
     left = tuple(p for p in mine if p < least)
     rows = {
-        key: Rows(r.type, r.positions[len(left) :], r.data[len(left) :]) if key.part == "window" else r
+        key: r
         for key, r in context.rows.items()
         if key.part in context.positions or key in single.rows  # of one, no rows that are not filled
     }
+    trimmed = Sequence({**context.positions}, rows, {**context.extensions})
     if not left:
-        return Sequence(context.positions, rows), []
+        return trimmed, []
+    trimmed.drop_below("window", least)
     said = f"{many('position', len(left))} {ranges(left)}, which left the window, in the context only"
-    return Sequence({**context.positions, "window": mine[len(left) :]}, rows), [said]
+    return trimmed, [said]
 
 
 def _there(seq: int, *canons: Canon) -> int:
@@ -373,19 +372,9 @@ def _there(seq: int, *canons: Canon) -> int:
 def _compared(pair: _Pair, a: Blob, b: Blob) -> Compared:
     data = a.shape.data == b.shape.data
     if not data:
-        pair = pair._replace(one=Sequence(pair.one.positions), other=Sequence(pair.other.positions))
+        one, other = (Sequence(s.positions, {}, s.extensions) for s in (pair.one, pair.other))
+        pair = pair._replace(one=one, other=other)
     found = _differences(pair.one, pair.other)
-    ext = [
-        _extensions(x.tree, None if single else s)
-        for x, s, single in ((a, pair.a, pair.single[0]), (b, pair.b, pair.single[1]))
-    ]
-    for part in ext[0]:
-        mine, theirs = ext[0][part], ext[1].get(part, {})
-        unequal = [p for p in sorted({*mine} & {*theirs}) if len(mine[p]) == len(theirs[p]) and mine[p] != theirs[p]]
-        if unequal:
-            said = f"{part_words(part)}: x, y or token of position {unequal[0]}"
-            rows = (len(unequal), len(mine))
-            found.append((Difference(Key(part, -1, "extension"), unequal[0], float("inf"), said), rows))
     bad = {d.key.part for d, _ in found}
     equal = tuple(p for p in pair.other.positions if p not in bad)
     return Compared(
@@ -418,7 +407,7 @@ def _part(d: Difference, rows: tuple[int, int], cells: bool) -> Part:
     said = d.text
     if d.pos >= 0 and d.key.tensor != "extension":
         unit = "position" if cells else "row"
-        said = f"{d.key.words()} of {unit} {d.pos}: {_most(d.error)}, in {rows[0]} of {rows[1]} {many(unit, rows[1])}"
+        said = f"{d.text}: {_most(d.error)}, in {rows[0]} of {rows[1]} {many(unit, rows[1])}"
     largest = d.error if np.isfinite(d.error) else None
     return Part(d.key.part, d.key.layer, d.key.tensor, d.pos, largest, rows, said)
 
@@ -428,70 +417,40 @@ def _most(error: float) -> str:
 
 
 def _differences(one: Sequence, other: Sequence) -> list[tuple[Difference, tuple[int, int]]]:
-    """Where two sequences differ, and in how many of how many rows. Where parts hold different positions, their rows
-    are compared in those that both hold.
-    """
+    """Where two sequences differ, in words for both, and in how many of how many rows."""
     found: list[tuple[Difference, tuple[int, int]]] = []
-    inf = float("inf")
-    for part in dict.fromkeys((*other.positions, *one.positions)):
-        mine, theirs = one.positions.get(part, ()), other.positions.get(part, ())
-        if sorted(mine) != sorted(theirs):
-            said = f"{part_words(part)} holds {_held(mine)} in A, {_held(theirs)} in B"
-            found.append((Difference(Key(part, -1, "cells"), -1, inf, said), (0, 0)))
-    left: tuple[dict[Key, Rows], dict[Key, Rows]] = ({}, {})
-    for key in dict.fromkeys((*other.rows, *one.rows)):
-        x, y = one.rows.get(key), other.rows.get(key)
-        if x is None or y is None:
-            absent, there = ("A", one) if x is None else ("B", other)
-            if any(d.key.part == key.part and d.key.tensor == "cells" for d, _ in found) and not there.positions.get(
-                key.part
-            ):
-                continue  # told above: it has no cells
-            found.append((Difference(key, -1, inf, f"{key.words()} is missing in {absent}"), (0, 0)))
-        elif (x.type, x.data.shape[1]) != (y.type, y.data.shape[1]):
-            said = ", ".join(
-                f"{TYPES[r.type][0]} of {bytes_of(r.data.shape[1])} a row in {n}" for r, n in ((x, "A"), (y, "B"))
-            )
-            found.append((Difference(key, -1, inf, f"{key.words()}: {said}"), (0, 0)))
-        else:
-            left[0][key], left[1][key] = _common(x, y)
-    rows = differences(Sequence(rows=left[0]), Sequence(rows=left[1]))
-    return found + [(d, _count(left[0][d.key], left[1][d.key])) for d in rows]
+    for fact in facts(one, other):
+        part = fact.key.part
+        if fact.what == "extension" and not (one.extensions.get(part) and other.extensions.get(part)):
+            continue  # told of the headers
+        found.append((Difference(fact.key, fact.pos, fact.error, _fact_words(fact, one, other)), fact.counts))
+    return found
+
+
+def _fact_words(fact: Fact, one: Sequence, other: Sequence) -> str:
+    key, sides = fact.key, (("A", one), ("B", other))
+    match fact.what:
+        case "cells":
+            held = ", ".join(f"{_held(s.positions.get(key.part, ()))} in {n}" for n, s in sides)
+            return f"{part_words(key.part)} holds {held}"
+        case "missing":
+            return f"{key.words()} is missing in {next(n for n, s in sides if key not in s.rows)}"
+        case "form":
+            rows = [(n, s.rows[key]) for n, s in sides]
+            said = ", ".join(f"{TYPES[r.type][0]} of {bytes_of(r.data.shape[1])} a row in {n}" for n, r in rows)
+            return f"{key.words()}: {said}"
+        case "number":
+            counts = ((n, len(s.rows[key].positions)) for n, s in sides)
+            return f"{key.words()}: " + ", ".join(f"{k} {many('row', k)} in {n}" for n, k in counts)
+        case "extension":
+            return f"{part_words(key.part)}: x, y or token of position {fact.pos}"
+        case _:
+            unit = "position" if key.part in one.positions else "row"
+            return f"{key.words()} of {unit} {fact.pos}"
 
 
 def _held(positions: tuple[int, ...]) -> str:
     return f"{many('position', len(positions))} {ranges(positions)}" if positions else "no cells"
-
-
-def _common(x: Rows, y: Rows) -> tuple[Rows, Rows]:
-    """Both with the positions that both hold (of a doubled one the first row)."""
-    if x.positions == y.positions:
-        return x, y
-    both = sorted(set(x.positions) & set(y.positions))
-    at = tuple(both)
-    return (
-        Rows(x.type, at, x.data[[x.positions.index(p) for p in both]]),
-        Rows(y.type, at, y.data[[y.positions.index(p) for p in both]]),
-    )
-
-
-def _count(x: Rows, y: Rows) -> tuple[int, int]:
-    return int((x.data != y.data).any(axis=1).sum()), len(x.positions)
-
-
-def _extensions(tree: Node, seq: int | None) -> dict[str, dict[int, list[tuple[int, ...]]]]:
-    """x, y and token of cells by part and position. seq: of that sequence alone."""
-    out: dict[str, dict[int, list[tuple[int, ...]]]] = {}
-    for group in tree.walk():
-        for cell in group.group("cell") if group.children else ():
-            values = tuple(int(c.value) for c in cell.children if c.last in ("x", "y", "token"))
-            if values and (seq is None or seq in (int(c.value) for c in cell.group("seq"))):
-                of = out.setdefault(group.name.removesuffix(".stream"), {})
-                of.setdefault(cell.number("pos"), []).append(values)
-    for of in out.values():
-        for found in of.values():
-            found.sort()
-    return out
 
 
 # ---------------------------------------------------------------------------------------------------------------------

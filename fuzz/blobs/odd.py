@@ -10,7 +10,7 @@ import numpy as np
 
 from fuzz.blobs.names import many, part_words
 from subjects.state.canon import WORDS, Canon, Layout, Sequence, ranges
-from subjects.state.parse import TYPES, Shape
+from subjects.state.parse import SINGLE, TYPES, Shape
 from subjects.state.tree import Node
 
 CELLS = ("attn", "window", "index", "raw")
@@ -22,7 +22,7 @@ def odd_of(data: bytes, tree: Node, shape: Shape) -> list[str]:
     if tree.value == "driver state":
         return list(_driver(tree))
     canon = Layout(_without_halves(tree)).canonical(data)
-    single = tree.value in ("sequence state", "sequence state file")
+    single = tree.value in SINGLE
     out = [*_header(tree, canon, single), *_empty(tree, canon, shape)]
     for s, sequence in canon.items():
         who = "" if single else f"sequence {s}: "

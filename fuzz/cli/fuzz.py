@@ -11,6 +11,7 @@ folder for each fault.
 
 With --engine coverage the inputs are damaged and rebuilt states, mostly. What one meets is run, judged and reduced on
 the ordinary library, so that `redraft replay` shows it again; what shows on the build with sanitizers alone says so.
+With --build and what `redraft build --src CHECKOUT` made, all is judged on that build: it is what is tested.
 The corpora are kept in --out and go on growing with --resume.
 
 A known fault (see `redraft known`) is found once, reported as known, and stepped round from then on; --avoid always
@@ -38,7 +39,17 @@ from fuzz.job import Coverage
 from fuzz.models import BadModel, Model, resolve, resolve_pairs, with_driver, with_impl
 from fuzz.show import Progress, final
 from subjects import instrument
-from subjects.builds import BadBuild, Build, NoDrivers, compile_shim, driver_library, environment, find_build
+from subjects.builds import (
+    BadBuild,
+    Build,
+    NoDrivers,
+    cache_dir,
+    compile_shim,
+    driver_library,
+    driver_origin,
+    environment,
+    find_build,
+)
 from subjects.drivers.reference import LEAVE_OUT
 from subjects.planted import FAULTS
 from subjects.sandbox import SandboxError
@@ -148,7 +159,8 @@ def add(p: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=Path,
         help="a llama.cpp build tree or install directory to test (default: the installed llama-cpp-python); with "
-        "--engine coverage one that `redraft build` made (default: the one that it makes without options)",
+        "--engine coverage one that `redraft build` made (default: the one that it makes without options); one made "
+        "with --src is judged by itself, not by the installed llama-cpp-python",
     )
     add_drivers(p)
     p.add_argument(
@@ -207,8 +219,12 @@ def run(args: argparse.Namespace) -> int:
         _check_coverage(args)
     elif args.target:
         raise Usage("--target goes with --engine coverage")
-    b = bench(None if engine == "coverage" else args.build, args.llama_src, args.driver_patch)
-    coverage = _coverage(args, b) if engine == "coverage" else None
+    coverage: Coverage | None = None
+    if engine == "coverage":
+        b, coverage = _coverage(args)
+    else:
+        b = bench(args.build, args.llama_src, args.driver_patch)
+    alone = coverage if coverage and coverage.alone else None
     try:
         # what is not given is taken from the campaign that goes on
         if args.resume and not args.model and not args.driver:
@@ -219,7 +235,9 @@ def run(args: argparse.Namespace) -> int:
     except (BadModel, SandboxError, campaign.CampaignError, msgspec.ValidationError, KeyError) as e:
         raise Usage(str(e)) from None
     seed = args.seed if args.seed is not None else before.get("seed", random.SystemRandom().randrange(1 << 31))
-    driver = b.driver if any(m.driver for m in models) else None
+    driver = None
+    if any(m.driver for m in models):
+        driver = Path(alone.driver) if alone else b.driver
     if before:
         _same_subject(before, b, driver, args)
     jobs = args.jobs or before.get("jobs") or os.cpu_count() or 1
@@ -239,7 +257,9 @@ def run(args: argparse.Namespace) -> int:
         coverage_build=coverage.fingerprint if coverage else "",
     )
     console = open_console(stderr=args.json)
-    seen_on = environment(b.build) | (b.driver_origin() if driver else {})
+    seen_on = {**alone.environment} if alone else environment(b.build)
+    if driver and not alone:
+        seen_on |= b.driver_origin()
     drivers = f", drivers {seen_on['drivers']}," if driver else ""
     try:
         with campaign.prepare(out, plan, resume=args.resume):
@@ -317,8 +337,12 @@ def _check_coverage(args: argparse.Namespace) -> None:
         raise Usage(f"--driver goes with the target {', '.join(targets.DRIVEN)}; add it, or leave out --driver")
 
 
-def _coverage(args: argparse.Namespace, b: Bench) -> Coverage:
-    """What the coverage-guided engine runs on. Raises Usage where it is not there."""
+def _coverage(args: argparse.Namespace) -> tuple[Bench, Coverage]:
+    """What is tested, and what the coverage-guided engine runs on: for an instrumented build of the installed
+    llama-cpp-python's sources that and the library itself, for one of other sources the same build.
+
+    Raises Usage where it is not there.
+    """
     try:
         path = args.build or instrument.ready("fuzzer", instrument.SANITIZERS)
         stamp = instrument.stamp_of(path) if path else None
@@ -331,7 +355,17 @@ def _coverage(args: argparse.Namespace, b: Bench) -> Coverage:
         with instrument.loadable(path):
             shim = compile_shim(build)
             driver = _driver_of(build, args) if targets.DRIVEN & {*names} else None
-        return Coverage(
+            own = environment(build)
+            if driver:
+                own |= driver_origin(build, driver, args.llama_src, args.driver_patch)
+        alone = not instrument.of_release(stamp)
+        if alone:
+            b = Bench(build, shim, cache_dir(), args.llama_src, args.driver_patch)
+        else:
+            b = bench(None, args.llama_src, args.driver_patch)
+            own["llama_cpp"] = b.build.version or "unknown"  # sources without git do not know their commit
+        made = "redraft build --src" if stamp.of_checkout else "redraft build"
+        return b, Coverage(
             targets=[n for n in names if driver or n not in targets.DRIVEN],
             build=str(path.resolve()),
             fingerprint=build.fingerprint,
@@ -339,11 +373,11 @@ def _coverage(args: argparse.Namespace, b: Bench) -> Coverage:
             driver=str(driver or ""),
             variables=instrument.variables(path),
             environment={
-                **environment(b.build),
-                "build": f"{build.name}, made by `redraft build`, under whose printed environment it must be run",
-                "kind": build.kind,
-                "fingerprint": build.fingerprint,
+                **own,
+                "build": f"{build.name}, made by `{made}` of {instrument.origin(stamp)}, under whose printed "
+                "environment it must be run",
             },
+            alone=alone,
         )
     except BadBuild as e:
         raise Usage(str(e)) from None
@@ -367,7 +401,8 @@ def _driver_of(build: Build, args: argparse.Namespace) -> Path | None:
 def _covered(args: argparse.Namespace, b: Bench, coverage: Coverage) -> list[Model]:
     """Models of the coverage-guided engine's targets: plain, and pairs for those with a driver. Raises BadModel."""
     driven = targets.DRIVEN & {*coverage.targets}
-    plain = resolve(args.model, b.models, b.shim) if {*coverage.targets} - driven else []
+    with instrument.loadable(Path(coverage.build) if coverage.alone else None):
+        plain = resolve(args.model, b.models, b.shim) if {*coverage.targets} - driven else []
     return plain + (resolve_pairs(args.driver or ["all"], b.models) if driven else [])
 
 

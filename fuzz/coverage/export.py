@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fuzz.coverage import assertions
-from fuzz.coverage.functions import plain
+from oracles.names import plain
 
 FAILING = "failing sides of assertions"
 UNREADABLE = "sides of assertions that could not be told apart"

@@ -1,4 +1,4 @@
-"""The list of functions whose coverage counts (functions.txt), and names as they are written there.
+"""The list of functions whose coverage counts (functions.txt).
 
 The list has groups (`[title]`), `#` comments, and a function's name on each other line: qualified, without parameters;
 `*` stands for anything but a colon. A lambda or a local class belongs to the function around it, overloads to one name.
@@ -64,25 +64,3 @@ def assign(groups: Iterable[Group], names: Collection[str]) -> tuple[dict[str, s
             for name in fit:
                 titles.setdefault(name, group.title)
     return titles, missing
-
-
-def plain(demangled: str) -> str:
-    """A demangled name without parameters, template arguments and return type.
-
-    >>> plain("llama_kv_cache::seq_rm(int, int, int)")
-    'llama_kv_cache::seq_rm'
-    """
-    text = re.sub(r"\[abi:[^\]]*\]", "", demangled.replace("(anonymous namespace)", "{anonymous}"))
-    text = re.sub(r"operator\(\)", "operator{call}", text)
-    text = re.sub(r"operator(<=>|<<=?|>>=?|<=?|>=?|->\*?)", "operator{sign}", text)
-    out: list[str] = []
-    depth = 0
-    for c in text:
-        if c in "(<":
-            depth += 1
-        elif c in ")>":
-            depth -= 1
-        elif depth == 0:
-            out.append(c)
-    words = re.sub(r"\s+(const|volatile|&&?)(?=\s|$)", "", "".join(out)).split()
-    return words[-1] if words else ""

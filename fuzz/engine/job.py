@@ -2,7 +2,8 @@
 
 An input is an ordinary program once it is decoded (see fuzz/targets/config.py), so what a target meets is run, judged,
 triaged and reduced like any other program, on the ordinary library first. Only what does not show there is looked for
-on the instrumented build, and its finding says so.
+on the instrumented build, and its finding says so. An instrumented build of other sources than the installed library
+is what is tested, and everything is looked for on it alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,9 +24,10 @@ from fuzz.engine.libfuzzer import Stat
 from fuzz.engine.process import Ended, run
 from fuzz.job import Bed, Coverage, Job, JobConfig, bed_of, drafts_of, emit, models_of, slice_seed
 from fuzz.journal import TargetProgress, write_atomically
+from fuzz.known import match
 from fuzz.models import Model
 from fuzz.targets import DRIVEN, load, script
-from fuzz.targets.config import VARIABLE, Complaint, Target, TargetConfig, complaints
+from fuzz.targets.config import VARIABLE, Complaint, Target, TargetConfig, Tried, complaints
 from oracles import crash as crashes
 from oracles.crash import Crash
 from oracles.judge import Judgement
@@ -42,10 +45,14 @@ LEAST = 3.0
 EXTRA = 90.0
 # Inputs with one way to end that are looked at; the first may be one fault and the next another, but not for ever.
 EXAMINED = 4
-# Inputs that showed nowhere else are kept with what was said, so many of a job.
+# Inputs that showed nowhere else are kept with what was said, so many of a job; and so many reports of undefined
+# behaviour, which have none.
 KEPT = 20
 # Runs one after the other that end before anything was executed, after which a target is left alone.
 FAILURES = 2
+# The same for runs that something from outside ends (the system, for want of memory) before they got beyond reading
+# their corpus once more. That may pass, and one that has got further is only started again.
+KILLS = 5
 # A corpus is minimised once it is so many times as large as after the last time, and not small: it is read whenever a
 # target starts.
 GROWN, LARGE = 2, 1000
@@ -54,19 +61,25 @@ GROWN, LARGE = 2, 1000
 MERGED, MERGE, SHARE = 5, 300.0, 0.1
 
 
+# How exceptions are told of: one that went through Python, which does not say what it was, and all.
+_NAMELESS, _THROWN = "uncaught exception:", "uncaught "
+
+
 class CoverageJob(Job):
     """See the module."""
 
     def __init__(self, config: JobConfig, coverage: Coverage):
-        super().__init__(config)
         self.coverage = coverage
+        super().__init__(config)
         self.targets: dict[str, Target] = {name: load(name) for name in coverage.targets}
         self.failures = dict.fromkeys(coverage.targets, 0)
+        self.kills = dict.fromkeys(coverage.targets, 0)
         self.out = Path(config.out)
         state = self.out / "state"
         self.scratch = state / f"tmp-{config.job}"
         self.artifacts = state / f"crash-{config.job}"
         self.report = state / f"report-{config.job}.jsonl"
+        self.tried = state / f"tried-{config.job}.bin"
         self.sizes: dict[str, int] = {}
         self._sanitized: Bed | None = None
         for name in coverage.targets:
@@ -83,6 +96,7 @@ class CoverageJob(Job):
                 self._sanitized.sandbox.close()
             shutil.rmtree(self.scratch, ignore_errors=True)
             self.report.unlink(missing_ok=True)
+            self.tried.unlink(missing_ok=True)
             if not any(libfuzzer.artifacts_in(self.artifacts / name) for name in self.targets):
                 shutil.rmtree(self.artifacts, ignore_errors=True)
 
@@ -93,14 +107,14 @@ class CoverageJob(Job):
         for name in self.targets:  # left by a job that was killed
             self._take_inputs(name, Crash("exit", "left over"), "")
         # one that does not start is not tried again
-        names = [name for name, n in self.failures.items() if n < FAILURES]
+        names = [name for name in self.targets if self._runs(name)]
         if not names:
             self._say("no target runs; what they say is above")
             self.stopped = True
             return
         name = names[(p.slices + c.job * len(names) // c.jobs) % len(names)]
         left = self._slice_seconds(len(names))
-        while left >= LEAST and self.failures[name] < FAILURES and not self.over():
+        while left >= LEAST and self._runs(name) and not self.over():
             ended = self._fuzz(name, self._within(left))
             left -= ended.seconds
             self._after(name, ended)
@@ -109,6 +123,10 @@ class CoverageJob(Job):
         grown = corpus.count(self._corpus(name))
         if grown > max(GROWN * self.sizes[name], LARGE):
             self._minimise(name)
+
+    def _runs(self, name: str) -> bool:
+        """Whether a target is still started."""
+        return self.failures[name] < FAILURES and self.kills[name] < KILLS
 
     def _slice_seconds(self, targets: int) -> float:
         least, most = SLICE
@@ -146,6 +164,7 @@ class CoverageJob(Job):
         )
         t.executions, p.executions, p.rate = executions + ended.executions, runs + ended.executions, 0
         t.seconds += ended.seconds
+        t.tried += Tried.read(self.tried)
         self._empty(self.scratch)
         return ended
 
@@ -156,14 +175,16 @@ class CoverageJob(Job):
         driven = name in DRIVEN
         told = TargetConfig(
             models=[m for m in self.config.models if (m.driver is not None) == driven],
-            build=self.coverage.build,
+            build=self.coverage.fingerprint,
             shim=self.coverage.shim,
             driver=self.coverage.driver,
             avoid=self.progress.avoiding,
             report=str(self.report),
             cache=self.config.cache,
+            tried=str(self.tried),
         )
         self.scratch.mkdir(parents=True, exist_ok=True)
+        Tried.begin(self.tried)
         env = {**os.environ, **self.coverage.variables}
         # merging runs the script itself, by its first line
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
@@ -189,15 +210,25 @@ class CoverageJob(Job):
         met = self._take_inputs(name, crash, ended.log)
         for complaint in complaints(self.report):
             self._complaint(name, complaint)
-        failed = not met and ended.code != 0 and not ended.late and not ended.stopped
-        if failed:  # it does not start, or what ended it was none of its inputs
-            self.failures[name] += 1
+        if not met and ended.code != 0 and not ended.late and not ended.stopped:
+            # it does not start, or what ended it was none of its inputs
+            self._unexplained(name, ended)
             self._say(f"target {name} ended by itself: {crash.text}\n{_last_lines(ended.log)}")
+            if not self._runs(name):
+                self._say(f"target {name} is left alone from now on")
         elif ended.executions:
-            self.failures[name] = 0
+            self.failures[name] = self.kills[name] = 0
         if ended.late:
             self._say(f"target {name} did not end in time and was killed")
         self.journal.save(p)
+
+    def _unexplained(self, name: str, ended: Ended) -> None:
+        if not ended.executions:
+            self.failures[name] += 1
+            return
+        self.failures[name] = 0
+        got_on = ended.executions > 2 * corpus.count(self._corpus(name))
+        self.kills[name] = 0 if got_on else self.kills[name] + 1
 
     def _take_inputs(self, name: str, crash: Crash, log: str) -> bool:
         """Examine the inputs that ended a run; whether there were any."""
@@ -230,7 +261,7 @@ class CoverageJob(Job):
         return p.examined.get(crash.key, 0) < EXAMINED
 
     def _input(self, name: str, crash: Crash, data: bytes, log: str, *, ended: bool = True) -> None:
-        """Look for what an input showed, where it matters most: on the ordinary library, then on the instrumented one.
+        """Look for what an input showed, where it matters most first.
 
         ended: it ended the target; otherwise the target's own checks complained.
         """
@@ -245,11 +276,11 @@ class CoverageJob(Job):
         shown = False
         if made is not None:
             program, model = made
-            shown = _shows(self._examine(program, model, fresh=True), crash if ended else None)
-            # A sanitizer refuses memory by ending the process where the ordinary library throws, and catches it.
-            if not shown and crash.kind != "memory" and not self.stopped:
-                judgement = self._examine(program, model, fresh=True, bed=self._instrumented())
-                shown = _shows(judgement, crash if ended else None)
+            for bed in self._beds(crash):
+                judgement = self._examine(program, model, fresh=True, bed=bed)
+                shown = self._shows(judgement, crash if ended else None, model)
+                if shown or self.stopped:
+                    break
         if not shown and not self.stopped:
             p.lost += 1
             self._keep(name, crash, data, log)
@@ -259,21 +290,58 @@ class CoverageJob(Job):
     def _models(self, name: str) -> list[Model]:
         return [m for m in self.config.models if (m.driver is not None) == (name in DRIVEN)]
 
+    def _beds(self, crash: Crash) -> Iterator[Bed]:
+        """Where a crash is looked for, one after the other: the ordinary library, the instrumented build. A sanitizer
+        refuses memory by ending the process where the ordinary library throws, and catches it."""
+        alone, memory = self.coverage.alone, crash.kind == "memory"
+        if not (alone and memory):
+            yield self.bed  # which is the instrumented build where that is alone
+        if not (alone or memory):
+            yield self._instrumented()
+
     def _instrumented(self) -> Bed:
-        """The instrumented build as a place to judge; started when it is first asked for."""
+        """The instrumented build as a second place to judge; started when it is first asked for."""
         if self._sanitized is None:
-            c, cov = self.config, self.coverage
-            sandbox = Sandbox(
-                Path(cov.shim),
-                models_of(c),
-                driver=Path(cov.driver) if cov.driver else None,
-                drafts=drafts_of(c),
-                limits=Limits(memory_mb=0),  # a sanitizer's shadow takes terabytes of address space
-                env=cov.variables,
-            )
-            own = msgspec.structs.replace(c, build=cov.fingerprint, environment=cov.environment)
-            self._sanitized = bed_of(sandbox, own, "seen on an instrumented build only")
+            cov = self.coverage
+            own = msgspec.structs.replace(self.config, build=cov.fingerprint, environment=cov.environment)
+            self._sanitized = bed_of(self._opened_instrumented(), own, "seen on an instrumented build only")
         return self._sanitized
+
+    def _opened(self) -> Sandbox:
+        """Where programs run first."""
+        return self._opened_instrumented() if self.coverage.alone else super()._opened()
+
+    def _opened_instrumented(self) -> Sandbox:
+        c, cov = self.config, self.coverage
+        return Sandbox(
+            Path(cov.shim),
+            models_of(c),
+            driver=Path(cov.driver) if cov.driver else None,
+            drafts=drafts_of(c),
+            limits=Limits(memory_mb=0),  # a sanitizer's shadow takes terabytes of address space
+            env=cov.variables,
+        )
+
+    def _shows(self, judgement: Judgement | None, crash: Crash | None, model: Model) -> bool:
+        """Whether a run shows what the target met: the crash, or for a complaint (None) anything wrong.
+
+        An assertion and an exception say the same on every build; what a sanitizer sees is a signal to others, or goes
+        by unseen until a known fault ends the process.
+        """
+        if judgement is None:
+            return False
+        if crash is None:
+            return bool(judgement.violations)
+        ends = [v for v in judgement.violations if v.oracle == "liveness"]
+        if any(v.check.what == crash.text for v in ends):
+            return True
+        nameless = crash.kind == "exception" and crash.text.startswith(_NAMELESS)
+        if nameless and any(v.check.what.startswith(_THROWN) for v in ends):
+            return True
+        if crash.kind in ("assertion", "exception") and not nameless:
+            return False
+        program = judgement.executed
+        return any(match(v.key, program, model.traits, self.known, v.check.step) is None for v in ends)
 
     def _undefined(self, text: str) -> None:
         p = self.progress
@@ -282,15 +350,22 @@ class CoverageJob(Job):
             p.undefined[place.text] = p.undefined.get(place.text, 0) + 1
             if not known:
                 emit("note", job=self.config.job, text=f"undefined behaviour  {place.key}")
-                write_atomically(self._kept(place) / "log.txt", text.encode())
+                folder = self._kept(place)
+                if not folder.exists() and self._room(with_input=False):
+                    write_atomically(folder / "log.txt", text.encode())
 
     def _keep(self, name: str, crash: Crash, data: bytes, log: str) -> None:
         """Keep an input that showed nowhere else, with what was said."""
         folder = self._kept(crash)
-        if folder.exists() or len(list(folder.parent.glob("*"))) >= KEPT * self.config.jobs:
+        if _has_input(folder) or not self._room(with_input=True):
             return
         write_atomically(folder / f"{name}.input", data)
         write_atomically(folder / "log.txt", "\n".join(crashes.condensed(log)).encode())
+
+    def _room(self, *, with_input: bool) -> bool:
+        """Whether one more folder may be kept, with an input in it or without."""
+        folders = (self.out / "crashes").glob("*")
+        return sum(_has_input(f) == with_input for f in folders) < KEPT * self.config.jobs
 
     def _kept(self, crash: Crash) -> Path:
         digest = hashlib.sha256(crash.key.encode()).hexdigest()[:6]
@@ -330,17 +405,8 @@ class CoverageJob(Job):
         self._tell_progress(force=True)
 
 
-def _shows(judgement: Judgement | None, crash: Crash | None) -> bool:
-    """Whether a run shows what the target met: the crash, or for a complaint (None) anything wrong.
-
-    An assertion and an exception say the same on every build; what a sanitizer sees is a signal to others.
-    """
-    found = judgement.violations if judgement else []
-    if crash is None:
-        return bool(found)
-    ends = [v.check.what for v in found if v.oracle == "liveness"]
-    told = crash.kind == "assertion" or (crash.kind == "exception" and not crash.text.startswith("uncaught exception"))
-    return crash.text in ends if told else bool(ends)
+def _has_input(folder: Path) -> bool:
+    return any(folder.glob("*.input"))
 
 
 def _last_lines(log: str, n: int = 12) -> str:

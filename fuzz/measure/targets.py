@@ -122,9 +122,8 @@ def sides(build_path: Path | None) -> Sides:
     models = [from_recipe(recipes.get(name), cache_dir() / "models") for name in DEFAULT]
     env = instrument.environment(place)
     # The library has undefined behaviour of its own; a report's symbols cost a second and are not read here.
-    env["UBSAN_OPTIONS"] = instrument.joined({}, f"{env['UBSAN_OPTIONS']}:halt_on_error=0:print_stacktrace=0").lstrip(
-        ":"
-    )
+    if "UBSAN_OPTIONS" in env:
+        env["UBSAN_OPTIONS"] += ":halt_on_error=0:print_stacktrace=0"
     with instrument.loadable(place):
         shim = compile_shim(build)
     return Sides(build, shim, compile_harness(build), models, env)
@@ -180,7 +179,7 @@ class Slice:
         """The target of ours: what it counted, and how often it was started again."""
         told = config.TargetConfig(
             models=self.sides.models,
-            build=str(self.sides.build.libllama.parent),
+            build=self.sides.build.fingerprint,
             shim=str(self.sides.shim),
             avoid=list(STEPPED_ROUND),
             report=str(self.folder / "complaints"),

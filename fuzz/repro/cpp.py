@@ -135,6 +135,41 @@ static std::vector<float> row(const std::vector<uint8_t> & data, ggml_type type,
     return values;
 }
 """,
+    "cells": """
+// position (x, y, token) of the cells of a saved state from position `least` on, in order; their number is at offset
+// `at`; seq: those of that sequence alone, -1: all
+static std::vector<std::vector<int32_t>> cells(const std::vector<uint8_t> & data, size_t at, bool ext, int32_t least,
+                                               int32_t seq) {
+    const auto number = [&]() {
+        if (at + 4 > data.size()) {
+            puts("not reproduced: the saved state is of another form");
+            exit(0);
+        }
+        int32_t value;
+        memcpy(&value, &data[at], 4);
+        at += 4;
+        return value;
+    };
+    std::vector<std::vector<int32_t>> found;
+    const int32_t n = number();
+    for (int32_t i = 0; i < n; ++i) {
+        std::vector<int32_t> cell = { number() };
+        const int32_t n_seq = number();
+        for (int32_t k = 0; ext && k < 3; ++k) {
+            cell.push_back(number());
+        }
+        bool own = seq < 0;
+        for (int32_t k = 0; k < n_seq; ++k) {
+            own = number() == seq || own;
+        }
+        if (own && cell[0] >= least) {
+            found.push_back(cell);
+        }
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+}
+""",
     "save_all": """
 static size_t save_all(llama_context * ctx, std::vector<uint8_t> & data) {
     const size_t size = llama_state_get_size(ctx);
@@ -252,6 +287,10 @@ class _Printer:
         self.check, self.names = check, names
         self.lines: list[str] = []
         self.helpers: set[str] = {"blobs"} if check.kind in ("blob", "state") else set()
+        if plain.places(check) is not None:
+            self.helpers.add("row")
+        if plain.cells_places(check) is not None:
+            self.helpers.add("cells")
         self.slots: dict[int, str] = {}
 
     def say(self, text: str) -> None:
@@ -284,8 +323,7 @@ class _Printer:
 
     def subject(self) -> None:
         """The state to be compared, after the subject's calls."""
-        if plain.places(self.check) is not None:
-            self.helpers.add("row")
+        if self.check.expected:
             self.say(f"const std::vector<uint8_t> subject = blobs.at({self.check.row}).data;")
             return
         self.helpers.add("save")
@@ -449,20 +487,39 @@ return wrong;"""
 const bool wrong = blobs.at({a}).size != {right}.moved;
 printf("size promised or given, and bytes moved: %s\\n", wrong ? "THEY DIFFER" : "equal: not reproduced");
 return wrong;"""
-        order = (
-            "".join(f"std::sort(blobs.at({i}).data.begin(), blobs.at({i}).data.end());\n" for i in (a, b))
-            if check.what == "counts"
-            else ""
-        )
+        left, right, what = f"blobs.at({a}).data", f"{right}.data", "both blobs"
+        if (rows := plain.places(check)) is not None:
+            left, right = (_row(n, "I8", p) for n, p in zip((left, right), rows, strict=True))
+            what = "a row in both blobs"
+        elif (cells := plain.cells_places(check)) is not None:
+            left, right = (_cells(n, p) for n, p in zip((left, right), cells, strict=True))
+            what = "cells in both blobs"
         return f"""\
-{order}const bool wrong = blobs.at({a}).data != {right}.data;
-printf("both blobs: %s\\n", wrong ? "THEY DIFFER" : "equal: not reproduced");
+const bool wrong = {left} !=
+    {right};
+printf("{what}: %s\\n", wrong ? "THEY DIFFER" : "equal: not reproduced");
 return wrong;"""
     return 'printf("it survived: not reproduced\\n");\nreturn 0;'
 
 
+def _row(data: str, kind: str, p: plain.RowPlace) -> str:
+    return f"row({data}, GGML_TYPE_{kind}, {p.start}, {p.pieces}, {p.size}, {p.apart})"
+
+
+def _cells(data: str, p: plain.CellsPlace) -> str:
+    least = "INT32_MIN" if p.least == -(1 << 31) else str(p.least)
+    return f"cells({data}, {p.at}, {str(bool(p.ext)).lower()}, {least}, {p.seq})"
+
+
 def _state_verdict(check: Check) -> str:
-    rows = plain.places(check)
+    rows, cells = plain.places(check), plain.cells_places(check)
+    if cells is not None:
+        mine, theirs = _cells("subject", cells[0]), _cells("reference", cells[1])
+        wrong = f"{mine} !=\n    {theirs}" if cells[1].at >= 0 else f"!{mine}.empty()"
+        return f"""\
+const bool wrong = {wrong};
+printf("cells of the saved state and of what it should be: %s\\n", wrong ? "WRONG STATE" : "not reproduced");
+return wrong;"""
     if rows is None:
         return """\
 const bool wrong = subject.size() != reference.size();
@@ -470,7 +527,7 @@ printf("sizes of the states: %zu and in a clean context %zu bytes: %s\\n", subje
     wrong ? "WRONG STATE" : "not reproduced");
 return wrong;"""
     left, right = (
-        f"row({name}, GGML_TYPE_{p.type if p.type in _FLOATS else 'I8'}, {p.start}, {p.pieces}, {p.size}, {p.apart})"
+        _row(name, p.type if p.type in _FLOATS else "I8", p)
         for name, p in zip(("subject", "reference"), rows, strict=True)
     )
     band = check.band if rows[0].type in _FLOATS else 0.0
@@ -556,7 +613,7 @@ def repro_cpp(finding: Finding, calls: Sequence[Call], reference_calls: Sequence
         get, width = "llama_get_embeddings_ith", "llama_model_n_embd(model)"
     helpers = "".join(text for name, text in _HELPERS.items() if name in printer.helpers)
     helpers = helpers.replace("@GET@", get)
-    files, values = "std::string" in declared, "row" in printer.helpers
+    files, values = "std::string" in declared, bool(printer.helpers & {"row", "cells"})
     includes = [n for n in _INCLUDES if (n not in _FILES or files) and (n != "cstring" or values)]
     for mark, line in (("    @BLOB@\n", blob), ("    @FILE@\n", file)):
         helpers = helpers.replace(mark, line if "blobs" in printer.helpers else "")

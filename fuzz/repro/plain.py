@@ -247,16 +247,37 @@ class RowPlace(NamedTuple):
 
 
 def places(check: Check) -> tuple[RowPlace, RowPlace] | None:
-    """Of a check of states: the row in the subject's blob and in the reference's; None where other cells are there."""
-    if len(check.expected) != 10:
+    """The row that is compared in the two blobs of a check; None where none is."""
+    numbers = _places(check)
+    if len(numbers) != 10:
         return None
-    mine, theirs = check.expected[:5], check.expected[5:]
+    mine, theirs = numbers[:5], numbers[5:]
     return RowPlace(TYPES[mine[0]][0], *mine[1:]), RowPlace(TYPES[theirs[0]][0], *theirs[1:])
+
+
+class CellsPlace(NamedTuple):
+    """Where cells are in a blob: the offset of their number (-1: no blob has them), whether they have an extension, the
+    least position that counts, and the sequence (-1: all)."""
+
+    at: int
+    ext: int
+    least: int
+    seq: int
+
+
+def cells_places(check: Check) -> tuple[CellsPlace, CellsPlace] | None:
+    """The cells that are compared in the two blobs of a check; None where none are."""
+    numbers = _places(check)
+    return (CellsPlace(*numbers[:4]), CellsPlace(*numbers[4:])) if len(numbers) == 8 else None
+
+
+def _places(check: Check) -> tuple[int, ...]:
+    return check.expected[2:] if check.kind == "blob" else check.expected
 
 
 def blob_pair(check: Check) -> tuple[int, int]:
     """Which of the collected blobs are compared: numbers within the step, or the first and last of a span of steps."""
-    a, b = check.expected
+    a, b = check.expected[:2]
     return (0, -1) if check.what == "neighbour" else (a, b)
 
 

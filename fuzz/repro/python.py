@@ -147,6 +147,26 @@ def row(data, dtype, start, pieces, size, apart):
     values = np.frombuffer(raw, dtype)
     return (values.astype("<u4") << 16).view("<f4") if dtype == "<u2" else values.astype("<f4")
 ''',
+    "cells": '''
+def cells(data, at, ext, least, seq):
+    """Position (x, y, token) of the cells of a saved state from position `least` on, in order; their number is at
+    offset `at`. seq: those of that sequence alone, -1: all."""
+    found = []
+    try:
+        (n,) = struct.unpack_from("<I", data, at)
+        at += 4
+        for _ in range(n):
+            pos, k = struct.unpack_from("<iI", data, at)
+            more = struct.unpack_from("<3i", data, at + 8) if ext else ()
+            seqs = struct.unpack_from(f"<{k}i", data, at + 8 + 4 * len(more))
+            at += 8 + 4 * len(more) + 4 * k
+            if pos >= least and (seq < 0 or seq in seqs):
+                found.append((pos, *more))
+    except struct.error:
+        print("not reproduced: the saved state is of another form")
+        sys.exit(0)
+    return sorted(found)
+''',
     "save_all": """
 def save_all(ctx):
     size = L.llama_state_get_size(ctx)
@@ -222,6 +242,13 @@ sys.exit(int(wrong))
 """
 
 _CELLS_VERDICT = """\
+wrong = {left} != {right}
+verdict = "WRONG STATE" if wrong else "not reproduced"
+print(f"cells of the saved state and of what it should be: {{verdict}}")
+sys.exit(int(wrong))
+"""
+
+_SIZES_VERDICT = """\
 wrong = len(subject) != len(reference)
 verdict = "WRONG STATE" if wrong else "not reproduced"
 print(f"sizes of the states: {{len(subject)}} and in a clean context {{len(reference)}} bytes: {{verdict}}")
@@ -323,6 +350,10 @@ class _Printer:
         self.check, self.names = check, names
         self.lines: list[str] = []
         self.helpers: set[str] = {"must", "new_context"}
+        if plain.places(check) is not None:
+            self.helpers.add("row")
+        if plain.cells_places(check) is not None:
+            self.helpers.add("cells")
 
     def calls(self, calls: Sequence[Call], *, reference: bool = False) -> None:
         """One line a call; those of the checked step give `got` or `blobs`, the last one gives its rows."""
@@ -350,8 +381,7 @@ class _Printer:
 
     def subject(self) -> None:
         """The state to be compared, after the subject's calls."""
-        if plain.places(self.check) is not None:
-            self.helpers.add("row")
+        if self.check.expected:
             self.lines.append(f"subject = blobs[{self.check.row}][2]")
             return
         self.helpers.add("save")
@@ -466,14 +496,16 @@ def _verdict(check: Check, calls: Sequence[Call], reference: Sequence[Call]) -> 
         wanted = " or ".join(map(str, check.expected))
         return _EXPECT_VERDICT.format(expected=list(check.expected), what="the call returned", wanted=wanted)
     if check.kind == "state":
-        rows = plain.places(check)
+        rows, cells = plain.places(check), plain.cells_places(check)
+        if cells is not None:
+            left, right = _cells("subject", cells[0]), _cells("reference", cells[1])
+            return _CELLS_VERDICT.format(left=left, right=right)
         if rows is None:
-            return _CELLS_VERDICT.format()
+            return _SIZES_VERDICT.format()
         # rows of quantised K or V are held together byte by byte
         dtypes = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
         left, right = (
-            f"row({name}, {dtypes.get(p.type, 'u1')!r}, {p.start}, {p.pieces}, {p.size}, {p.apart})"
-            for name, p in zip(("subject", "reference"), rows, strict=True)
+            _row(name, dtypes.get(p.type, "u1"), p) for name, p in zip(("subject", "reference"), rows, strict=True)
         )
         band = check.band if rows[0].type in dtypes else 0.0
         return _STATE_VERDICT.format(left=left, right=right, band=band, what=check.what)
@@ -483,9 +515,23 @@ def _verdict(check: Check, calls: Sequence[Call], reference: Sequence[Call]) -> 
             return _BYTES_VERDICT.format(
                 left=f"blobs[{a}][0]", right=f"blobs[{b}][1]", what="size promised or given, and bytes moved"
             )
-        side = "sorted(blobs[{}][2])" if check.what == "counts" else "blobs[{}][2]"
-        return _BYTES_VERDICT.format(left=side.format(a), right=side.format(b), what=f"blobs {a} and {b} since then")
+        left, right, what = f"blobs[{a}][2]", f"blobs[{b}][2]", "blobs"
+        if (rows := plain.places(check)) is not None:
+            left, right = (f"list({_row(n, 'u1', p)})" for n, p in zip((left, right), rows, strict=True))
+            what = "a row in blobs"
+        elif (cells := plain.cells_places(check)) is not None:
+            left, right = (_cells(n, p) for n, p in zip((left, right), cells, strict=True))
+            what = "cells in blobs"
+        return _BYTES_VERDICT.format(left=left, right=right, what=f"{what} {a} and {b} since then")
     return _ALIVE_VERDICT
+
+
+def _row(data: str, dtype: str, p: plain.RowPlace) -> str:
+    return f"row({data}, {dtype!r}, {p.start}, {p.pieces}, {p.size}, {p.apart})"
+
+
+def _cells(data: str, p: plain.CellsPlace) -> str:
+    return "[]" if p.at < 0 else f"cells({data}, {p.at}, {bool(p.ext)}, {p.least}, {p.seq})"
 
 
 def repro_py(finding: Finding, calls: Sequence[Call], reference_calls: Sequence[Call] = ()) -> str:

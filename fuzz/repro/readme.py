@@ -206,7 +206,7 @@ def _blobs(check: Check, trace: Trace) -> str:
     if check.what == "neighbour":
         a, b = (trace.steps[i].blobs[-1] for i in check.expected)
     else:
-        a, b = (trace.steps[check.step].blobs[i] for i in check.expected)
+        a, b = (trace.steps[check.step].blobs[i] for i in check.expected[:2])
     if check.what == "size":
         return f"operation {check.step}: {count(a.size, 'byte')} promised or given, {b.moved} moved"
     left = f"{count(a.size, 'byte')} (SHA-256 {a.sha}…)"

@@ -68,9 +68,7 @@ class BlobRun:
         if steps_round(self.avoid, stage, bad):
             return
         try:
-            taken = stage.attempt(
-                bad, tolerate_half=lambda: "half-restore" in self.avoid and not stage.reached(bad).early
-            )
+            taken = stage.attempt(bad, tolerate_half=lambda: "half-restore" in self.avoid and stage.half_known(bad))
             self.outcome = "taken" if taken else "refused"
         except Complaint as e:
             self._complain(e, drawn, data)

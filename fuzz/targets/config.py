@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
 from pathlib import Path
 from typing import Protocol
 
@@ -28,9 +30,10 @@ class Target(Protocol):
 
 
 class TargetConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """models: to choose from. build: the instrumented build directory, shim and driver: our libraries compiled
-    against it (driver empty for none). avoid: names of known faults (fuzz/avoid.py) to step round. report: a file of
-    Complaints, a JSON line each. cache: folder for what may be kept between runs."""
+    """models: to choose from. build: the fingerprint of the instrumented build, by which what may be kept between runs
+    in the folder cache is told from another's. shim and driver: our libraries compiled against it (driver empty for
+    none). avoid: names of known faults (fuzz/avoid.py) to step round. report: a file of Complaints, a JSON line each.
+    tried: a file for Tried, empty for none."""
 
     models: list[Model]
     build: str
@@ -39,6 +42,7 @@ class TargetConfig(msgspec.Struct, kw_only=True, frozen=True):
     avoid: list[str] = []
     report: str
     cache: str
+    tried: str = ""
 
 
 class Complaint(msgspec.Struct, frozen=True):
@@ -79,3 +83,29 @@ def complaints(path: Path) -> list[Complaint]:
         except msgspec.DecodeError:
             continue
     return found
+
+
+class Tried:
+    """Counts the inputs that a target did something with; the others stand for no program, or a known fault or
+    parameters that a model cannot have are in their way. What is counted survives the end of the process."""
+
+    SIZE = 8
+
+    def __init__(self, path: Path):
+        """`path`: a file that `begin` made."""
+        with path.open("r+b") as f:
+            self._words = memoryview(mmap.mmap(f.fileno(), self.SIZE)).cast("q")
+
+    def add(self) -> None:
+        """One more."""
+        self._words[0] += 1
+
+    @classmethod
+    def begin(cls, path: Path) -> None:
+        """Make the file, at nothing."""
+        path.write_bytes(bytes(cls.SIZE))
+
+    @classmethod
+    def read(cls, path: Path) -> int:
+        """How many; 0 where there is no such file."""
+        return int.from_bytes(path.read_bytes(), sys.byteorder) if path.exists() else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from fuzz.avoid import Avoider
 from fuzz.models import Model
@@ -31,13 +32,14 @@ class JudgedTarget:
         program = self.make(data[1:], model)
         return None if program is None else (program, model)
 
-    def open(self, config: TargetConfig) -> Callable[[bytes], None]:
+    def open(self, config: TargetConfig) -> JudgedRun:
         """Ready to judge inputs in this process."""
         return JudgedRun(self, config)
 
 
 class JudgedRun:
-    """Judges programs. What is violated is a complaint; known faults are stepped round in every program."""
+    """Judges programs. What is violated is a complaint; known faults are stepped round in every program. outcome: what
+    became of the newest."""
 
     def __init__(self, target: JudgedTarget, config: TargetConfig):
         self.target, self.models = target, config.models
@@ -48,9 +50,11 @@ class JudgedRun:
         self.sandbox = InProcess(Shim(Path(config.shim)), driver, drafts)
         self._build, self._cache = config.build, Path(config.cache)
         self._judges: dict[ModelRef, Judge] = {}
+        self.outcome: Literal["skipped", "judged"] = "skipped"
 
     def __call__(self, data: bytes) -> None:
         """One input."""
+        self.outcome = "skipped"
         made = self.target.scenario(data, self.models)
         if made is None:
             return
@@ -62,6 +66,7 @@ class JudgedRun:
         if model.ref not in self._judges:
             self._judges[model.ref] = Judge(self.sandbox, model.ref, Path(model.path), self._build, self._cache)
         judgement = self._judges[model.ref].judge(program, observed=False, variants=False)
+        self.outcome = "judged"
         for violation in judgement.violations[:1]:
             symptom = f"{violation.oracle} {violation.key} {judgement.account.memory}"
             self.complaints.add(symptom, violation.because, data)

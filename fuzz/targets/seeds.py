@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fuzz.damage import claims_more_recurrent_cells
+from fuzz.harm import claims_several_recurrent_cells
 from fuzz.known import ROOT
 from fuzz.models import DEFAULT, Model, from_recipe, resolve_pairs
 from fuzz.targets import NAMES, load, script
@@ -45,7 +45,8 @@ def seeds(name: str, models: list[Model]) -> Iterator[bytes]:
         if isinstance(target, BlobTarget):
             drawn = target.draw(data, models)
             # nothing that is known to end the process: libFuzzer would stop at it before it began
-            if drawn.setting.flags & ON_DEVICE or claims_more_recurrent_cells(drawn.edits):
+            several = claims_several_recurrent_cells(drawn.edits, drawn.setting.params.n_seq_max)
+            if drawn.setting.flags & ON_DEVICE or several:
                 continue
             features = {
                 f"{drawn.model.traits.memory} {drawn.setting.kind} {drawn.setting.whole}",

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fuzz.harm import Target, half_reached
 from fuzz.targets.draw import BAD, DONOR, EMPTY, GOOD, NEIGHBOUR, OTHER, Drawn, Setting, lead_up
 from fuzz.traits import Traits
 from subjects.runner import Runner
-from subjects.scenario import ON_DEVICE, ContextParams, ModelRef, Scenario, token
+from subjects.scenario import ON_DEVICE, PARTIAL, ContextParams, ModelRef, Scenario, token
 from subjects.shim import Shim
-from subjects.state.canon import Reader
+from subjects.state.canon import Reader, Sequence, differences
 from subjects.state.edits import OWN, Source, assemble, pieces_of
 from subjects.state.follow import Plan, Reached, follow
 from subjects.state.parse import BadBlob
@@ -95,17 +96,21 @@ class Stage:
         self._reader = Reader()
         self._fd = os.memfd_create("redraft-state") if setting.medium == "file" else -1
         self._empty = self._get(EMPTY)[HEADER:]
-        self.victim = self.neighbour = b""
+        self.good_states: list[bytes] = []
 
     def settle(self) -> None:
         """See what is right in this context, from now on. Raises Complaint where good states do not even come back."""
         # The first restore may put cells elsewhere; from then on everything comes back to the same places.
         self._good_again()
-        self.victim, self.neighbour = self._get(0), self._get(NEIGHBOUR)
+        self.good_states = [self._get(s) for s in range(self.n_seq)]
+        self._see_saved()
         self._row = self._next_row()
-        if self._get(0) != self.victim and not self._same(self._get(0), self.victim):
-            raise Complaint("neighbour-row", "a decode of another sequence changes this one")
+        self._put_neighbour_back()
+        # a decode may have pushed cells out of a window
+        self._good_again()
+        self._see_good("good-differs", "a good restore does not give the same twice")
         self._row = self._next_row()
+        self._put_neighbour_back()
 
     def close(self) -> None:
         """Free the context."""
@@ -135,6 +140,12 @@ class Stage:
         """How far it would be read."""
         return follow(data, self._plan) if self._plan is not None else Reached()
 
+    def half_known(self, data: bytes) -> bool:
+        """Whether a refusal of it leaves the target half restored, as is known."""
+        s = self.setting
+        partial, streams = bool(s.flags & PARTIAL), not s.params.kv_unified and s.params.n_seq_max > 1
+        return half_reached(self.reached(data), Target(self.traits, s.whole, partial, s.medium, streams))
+
     # --- trying -------------------------------------------------------------------------------------------------------
 
     def attempt(self, data: bytes, *, tolerate_half: Callable[[], bool]) -> bool:
@@ -142,22 +153,45 @@ class Stage:
 
         tolerate_half: asked only where a refusal has left the target neither as it was nor empty.
         """
-        before = [self._get(s) for s in range(self.n_seq)] if self.setting.whole else [self.victim]
+        whole = self.setting.whole
+        before = [self._get(s) for s in range(self.n_seq)] if whole else self.good_states[:1]
         taken = self._restore(data)
         after = [self._get(s) for s in range(len(before))]
         if not taken and not self._kept_or_emptied(before, after) and not tolerate_half():
             raise Complaint("half", "a refused restore left its target neither as it was nor empty")
-        if not self.setting.whole:
-            if self._get(NEIGHBOUR) != self.neighbour:
+        if not whole:
+            if self._get(NEIGHBOUR) != self.good_states[NEIGHBOUR]:
                 raise Complaint("neighbour-bytes", "the state of another sequence is not what it was")
-            row = self._next_row()
-            if not np.abs(row - self._row).max() <= CLOSE:
-                raise Complaint("neighbour-row", "another sequence does not go on as before")
+            self._goes_on()
         self._good_again()
-        now = self._get(0)
-        if now != self.victim and not self._same(now, self.victim):
-            raise Complaint("good-differs", "a good restore afterwards does not give the good state")
+        self._see_good("good-differs", "a good restore afterwards does not give the good state")
+        if whole:
+            self._goes_on()
         return taken > 0
+
+    def _goes_on(self) -> None:
+        row = self._next_row()
+        self._put_neighbour_back()
+        if not np.abs(row - self._row).max() <= CLOSE:
+            raise Complaint("neighbour-row", "another sequence does not go on as before")
+
+    def _see_saved(self) -> None:
+        """See that the good state holds what is in it; of a window and of compressed rows not all comes back. Raises
+        Complaint."""
+        saved = self._reader.canonical(self.good)
+        if self.traits.window or self.traits.any_rollback:
+            return
+        for seq in range(self.n_seq) if self.setting.whole else (0,):
+            now, good = self._reader.canonical(self.good_states[seq])[0], saved.get(seq, Sequence())
+            if differences(now, good) and (now.rows or good.rows):
+                raise Complaint("good-differs", "a good restore does not give what was saved")
+
+    def _see_good(self, symptom: str, text: str) -> None:
+        """See that the victim, or of a whole context every sequence, is what is right. Raises Complaint."""
+        for seq in range(self.n_seq if self.setting.whole else 1):
+            now, good = self._get(seq), self.good_states[seq]
+            if now != good and not self._same(now, good):
+                raise Complaint(symptom, text)
 
     def _restore(self, data: bytes) -> int:
         s = self.setting
@@ -192,14 +226,17 @@ class Stage:
         return all(np.array_equal(r.data, other.rows[k].data) for k, r in one.rows.items())
 
     def _next_row(self) -> Floats:
-        """The neighbour's next row; it is put back afterwards."""
-        if self.setting.whole:
-            return np.zeros(1, np.float32)
+        """The neighbour's next row."""
         self.shim.decode(self.ctx, *self._next)
         row = self.shim.logits(self.ctx, 0, self.n_vocab)
-        if row is None or self.shim.seq_set(self.ctx, NEIGHBOUR, 0, self.neighbour) != len(self.neighbour):
-            raise Complaint("neighbour-row", "another sequence does not go on, or does not come back")
+        if row is None:
+            raise Complaint("neighbour-row", "another sequence does not go on")
         return np.frombuffer(row, np.float32)
+
+    def _put_neighbour_back(self) -> None:
+        good = self.good_states[NEIGHBOUR]
+        if self.shim.seq_set(self.ctx, NEIGHBOUR, 0, good) != len(good):
+            raise Complaint("neighbour-row", "another sequence does not come back")
 
     def _good_again(self) -> None:
         if self.setting.whole:
@@ -222,7 +259,7 @@ def steps_round(avoid: frozenset[str], stage: Stage, data: bytes) -> bool:
         return True
     reached = stage.reached(data)
     # a whole context's state may well have several
-    if "recurrent-cells" in avoid and reached.recurrent > 1 and not s.whole:
+    if "recurrent-cells" in avoid and 1 < reached.recurrent <= stage.n_seq and not s.whole:
         return True
     if "stuck-cell" in avoid and reached.stuck:
         return True

@@ -7,14 +7,15 @@ they are equal.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from subjects.state.parse import TYPES, Shape, parse
-from subjects.state.tree import Node, write
+from subjects.state.parse import SINGLE, TYPES, Shape, parse
+from subjects.state.tree import Node
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -76,12 +77,30 @@ class Rows(NamedTuple):
         return out
 
 
+Ext = tuple[int, ...]
+"""What a cell has besides its position in M-RoPE and n-gram models: x, y, token."""
+
+
 @dataclass(slots=True)
 class Sequence:
-    """One sequence's state: positions of the cells of each part (one for each cell), and all rows."""
+    """One sequence's state: positions of the cells of each part (one for each cell, ascending), all rows, and in the
+    order of the positions the extensions of the cells of those parts that have them.
+    """
 
     positions: dict[str, tuple[int, ...]] = field(default_factory=dict)
     rows: dict[Key, Rows] = field(default_factory=dict)
+    extensions: dict[str, tuple[Ext, ...]] = field(default_factory=dict)
+
+    def drop_below(self, part: str, least: int) -> None:
+        """Leave out a part's cells of positions below `least`, and their rows."""
+        at = self.positions.get(part, ())
+        self.positions[part] = tuple(p for p in at if p >= least)
+        if part in self.extensions:
+            self.extensions[part] = tuple(e for p, e in zip(at, self.extensions[part], strict=True) if p >= least)
+        for key, rows in self.rows.items():
+            if key.part == part and rows.positions and min(rows.positions) < least:
+                kept = [i for i, p in enumerate(rows.positions) if p >= least]
+                self.rows[key] = Rows(rows.type, tuple(rows.positions[i] for i in kept), rows.data[kept])
 
 
 Canon = dict[int, Sequence]
@@ -94,11 +113,6 @@ def canonical(data: bytes, shape: Shape | None = None) -> Canon:
     return Layout(tree).canonical(data)
 
 
-def canonical_tree(tree: Node) -> Canon:
-    """The canonical form of a blob that was read already."""
-    return Layout(tree).canonical(write(tree))
-
-
 class Place(NamedTuple):
     """Where a row is in a blob: its ggml type, the offset of its first piece, how many pieces it has, the bytes of a
     piece, and how far they are apart (transposed V has one piece a value).
@@ -109,6 +123,13 @@ class Place(NamedTuple):
     pieces: int
     size: int
     apart: int
+
+
+class CellPlace(NamedTuple):
+    """Where cells are in a blob: the offset of their number, and whether they have an extension."""
+
+    at: int
+    ext: bool
 
 
 class _Data(NamedTuple):
@@ -130,22 +151,26 @@ class _Data(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """Cells that rows belong to. where: offsets of the bytes of their positions; of: by sequence, which cells."""
+    """Cells that rows belong to. at: offset of their number; where, ext: offsets of the bytes of their positions and
+    extensions (None where they have none); of: by sequence, which cells."""
 
     part: str
+    at: int
     where: npt.NDArray[np.intp]
+    ext: npt.NDArray[np.intp] | None
     of: dict[int, npt.NDArray[np.intp]]
     layers: list[_Data]
 
 
 class Layout:
-    """Where everything is in a blob: all that its numbers say but positions and, of a single sequence, its id.
+    """Where everything is in a blob: all that its numbers say but what cells hold, which of a single sequence is its id
+    too.
 
     Most blobs have the layout of one that was read before, and are read with it in a fraction of the time.
     """
 
     def __init__(self, tree: Node):
-        self.single = tree.value in ("sequence state", "sequence state file")
+        self.single = tree.value in SINGLE
         self.length = tree.end
         self.parts: list[_Cells] = []
         self.compressed: list[tuple[int, int, int, _Data]] = []
@@ -160,7 +185,7 @@ class Layout:
                     self._dsv4(part)
                 case _:
                     pass
-        free = {"pos", "seq"} if self.single else {"pos"}
+        free = {"pos", "x", "y", "token", *(("seq",) if self.single else ())}
         fixed = [n for n in tree.leaves() if n.kind != "data" and n.last not in free]
         self._fixed = np.concatenate([np.arange(n.start, n.end) for n in fixed] or [np.arange(0)])
         self._values: Bytes = np.zeros(0, np.uint8)
@@ -181,6 +206,10 @@ class Layout:
                 of.setdefault(s, []).append(i)
         starts = [c.group("pos")[0].start for c in cells]
         where = np.array(starts, np.intp).reshape(-1, 1) + np.arange(4, dtype=np.intp)
+        extended = [c.group("x")[0].start for c in cells if c.group("token")]
+        ext = None
+        if cells and len(extended) == len(cells):
+            ext = np.array(extended, np.intp).reshape(-1, 1) + np.arange(12, dtype=np.intp)
         layers: list[_Data] = []
         seen: Counter[str] = Counter()
         for layer in group.children:
@@ -194,7 +223,8 @@ class Layout:
                     layers.append(_Data(key, kind, data.start, data.end, data.cells, data.width, data.across))
             seen[layer.last] += 1
         members = {s: np.array(m, np.intp) for s, m in of.items()}
-        self.parts.append(_Cells(part, where, members, layers))
+        at = next((n.start for n in group.group("n_cells")), group.start)
+        self.parts.append(_Cells(part, at, where, ext, members, layers))
 
     def _dsv4(self, dsv4: Node) -> None:
         for part in dsv4.children:
@@ -216,11 +246,17 @@ class Layout:
         out: Canon = {0: Sequence()} if self.single else {}
         for part in self.parts:
             where = flat[part.where].view("<i4").ravel()
+            ext = None if part.ext is None else flat[part.ext].view("<i4")
             for s, members in part.of.items():
-                order = members[np.argsort(where[members], kind="stable")]
+                # cells of one position, those of an image, are told apart by their extension
+                columns = () if ext is None else ext[members].T[::-1]
+                order = members[np.lexsort((*columns, where[members]))]
                 into = out.setdefault(s, Sequence())
                 positions = tuple(where[order].tolist())
                 into.positions[part.part] = (*into.positions.get(part.part, ()), *positions)
+                if ext is not None:
+                    more = tuple(map(tuple, ext[order].tolist()))
+                    into.extensions[part.part] = (*into.extensions.get(part.part, ()), *more)
                 for layer in part.layers:
                     into.rows[layer.key] = Rows(layer.type, positions, layer.matrix(flat)[order])
         for s, stream, n, whole in self.compressed:
@@ -228,8 +264,16 @@ class Layout:
             out.setdefault(s, Sequence()).rows[whole.key] = Rows(whole.type, tuple(range(n)), rows)
         return out
 
+    def cells(self, seq: int, part: str, stream: int) -> CellPlace | None:
+        """Where the cells of a sequence are; where it has none in that part, where those of a stream are."""
+        all_of = [p for p in self.parts if p.part == part]
+        own = next((p for p in all_of if seq in p.of), None)
+        if own is None and all_of:
+            own = all_of[stream if 0 <= stream < len(all_of) else 0]
+        return None if own is None else CellPlace(own.at, own.ext is not None)
+
     def place(self, data: bytes, seq: int, key: Key, pos: int) -> Place | None:
-        """Where a row of cells is; None where there is none."""
+        """Where a row of cells is, or of rows without cells the one of that number; None where there is none."""
         flat: Bytes = np.frombuffer(data, np.uint8)
         for part in self.parts:
             where = flat[part.where].view("<i4").ravel()
@@ -240,6 +284,9 @@ class Layout:
                     if d.key == key:
                         size, pieces = d.width, max(d.across, 1)
                         return Place(d.type, d.start + int(i) * size, pieces, size, d.cells * size)
+        for s, stream, n, whole in self.compressed:
+            if (s, whole.key) == (seq, key) and 0 <= pos < n:
+                return Place(whole.type, whole.start + (stream * n + pos) * whole.width, 1, whole.width, whole.width)
         return None
 
 
@@ -284,36 +331,67 @@ class Difference(NamedTuple):
     text: str
 
 
-def differences(a: Sequence, b: Sequence, bands: dict[str, float] | None = None) -> list[Difference]:
-    """Where the states of two sequences differ, one entry for a key, in the order of `b`; empty: they are equal.
+class Fact(NamedTuple):
+    """One way in which two sequences differ.
+
+    what: "cells", a part holds other positions; "missing", one of the two lacks rows; "form", rows are of another type
+    or width; "number", there are more or fewer rows that have no cells; "rows", rows that both have; "extension", x, y
+    or token of cells that both have. pos: the first that differs (of rows without cells its number), -1 where it is of
+    none. error: largest absolute difference there, infinite where something is missing. counts: how many of how many
+    differ.
+    """
+
+    what: Literal["cells", "missing", "form", "number", "rows", "extension"]
+    key: Key
+    pos: int = -1
+    error: float = float("inf")
+    counts: tuple[int, int] = (0, 0)
+
+
+def facts(a: Sequence, b: Sequence, bands: dict[str, float] | None = None) -> Iterator[Fact]:
+    """How the states of two sequences differ, in the order of `b`: cells, then rows (one fact for a key), then
+    extensions. None: they are equal. Where parts hold other positions the rest is compared in what both hold.
 
     bands: for a name such as "recurrent.s" (part and tensor) the difference up to which rows count as equal; without
     it they must be equal to the bit.
     """
-    found: list[Difference] = []
-    for part in dict.fromkeys((*b.positions, *a.positions)):
+    parts = dict.fromkeys((*b.positions, *a.positions))
+    for part in parts:
         mine, theirs = a.positions.get(part, ()), b.positions.get(part, ())
-        if sorted(mine) != sorted(theirs):
-            key, word = Key(part, -1, "cells"), PART_WORDS.get(part, part)
-            text = f"{word} holds positions {ranges(mine)} and should hold {ranges(theirs)}"
-            found.append(Difference(key, -1, float("inf"), text))
+        if mine != theirs and sorted(mine) != sorted(theirs):
+            yield Fact("cells", Key(part, -1, "cells"))
     for key in dict.fromkeys((*b.rows, *a.rows)):
         one, other = a.rows.get(key), b.rows.get(key)
-        if one is None or other is None or one.type != other.type or one.data.shape[1:] != other.data.shape[1:]:
-            if not found:
-                found.append(
-                    Difference(key, -1, float("inf"), f"{key.words()} is missing, or of another type or width")
-                )
-            continue
-        if one.positions != other.positions:
-            continue  # told above
-        difference = _first_row(key, one, other, (bands or {}).get(f"{key.part}.{key.tensor}", 0.0))
-        if difference is not None:
-            found.append(difference)
-    return found
+        if one is None or other is None:
+            # told above where it has no cells
+            if key.part not in parts or (a if one is None else b).positions.get(key.part):
+                yield Fact("missing", key)
+        elif one.type != other.type or one.data.shape[1:] != other.data.shape[1:]:
+            yield Fact("form", key)
+        elif one.positions != other.positions and key.part not in parts:
+            yield Fact("number", key)
+        else:
+            fact = _first_row(key, *_common(one, other), (bands or {}).get(f"{key.part}.{key.tensor}", 0.0))
+            if fact is not None:
+                yield fact
+    for part in parts:
+        fact = _first_extension(part, a, b)
+        if fact is not None:
+            yield fact
 
 
-def _first_row(key: Key, one: Rows, other: Rows, band: float) -> Difference | None:
+def _common(x: Rows, y: Rows) -> tuple[Rows, Rows]:
+    """Both with the positions that both hold (of a doubled one the first row)."""
+    if x.positions == y.positions:
+        return x, y
+    both = tuple(sorted(set(x.positions) & set(y.positions)))
+    return (
+        Rows(x.type, both, x.data[[x.positions.index(p) for p in both]]),
+        Rows(y.type, both, y.data[[y.positions.index(p) for p in both]]),
+    )
+
+
+def _first_row(key: Key, one: Rows, other: Rows, band: float) -> Fact | None:
     unequal = (one.data != other.data).any(axis=1)
     if not unequal.any():
         return None
@@ -324,8 +402,60 @@ def _first_row(key: Key, one: Rows, other: Rows, band: float) -> Difference | No
         return None
     rows = np.flatnonzero(unequal)
     first = int(rows[np.argmax(error > band)])
-    pos = one.positions[first]
-    return Difference(key, pos, float(error.max()), f"{key.words()} of position {pos}")
+    return Fact("rows", key, one.positions[first], float(error.max()), (len(rows), len(one.positions)))
+
+
+def extensions(state: Sequence, part: str) -> dict[int, list[Ext]]:
+    """The extensions of a part's cells by position."""
+    out: dict[int, list[Ext]] = {}
+    for pos, ext in zip(state.positions.get(part, ()), state.extensions.get(part, ()), strict=False):
+        out.setdefault(pos, []).append(ext)
+    return out
+
+
+def _first_extension(part: str, a: Sequence, b: Sequence) -> Fact | None:
+    if a.extensions.get(part) == b.extensions.get(part) and a.positions.get(part) == b.positions.get(part):
+        return None
+    mine, theirs = extensions(a, part), extensions(b, part)
+    both = sorted({*a.positions.get(part, ())} & {*b.positions.get(part, ())})
+    unequal = []
+    for pos in both:
+        x, y = mine.get(pos, []), theirs.get(pos, [])
+        if x != y and (len(x) == len(y) or not x or not y):  # another number of cells was told with the positions
+            unequal.append(pos)
+    if not unequal:
+        return None
+    return Fact("extension", Key(part, -1, "extension"), unequal[0], counts=(len(unequal), len(both)))
+
+
+def differences(a: Sequence, b: Sequence, bands: dict[str, float] | None = None) -> list[Difference]:
+    """How the state `a` of a sequence differs from `b`, which it should be, in words (see `facts`)."""
+    return [Difference(f.key, f.pos, f.error, _words(f, a, b)) for f in facts(a, b, bands)]
+
+
+def _words(fact: Fact, a: Sequence, b: Sequence) -> str:
+    key = fact.key
+    part = PART_WORDS.get(key.part, key.part)
+    match fact.what:
+        case "cells":
+            mine, theirs = (ranges(s.positions.get(key.part, ())) for s in (a, b))
+            return f"{part} holds positions {mine} and should hold {theirs}"
+        case "missing":
+            return f"{key.words()} is missing" if key not in a.rows else f"{key.words()} should not be there"
+        case "form":
+            return f"{key.words()} is of another type or width"
+        case "number":
+            return f"{key.words()}: {len(a.rows[key].positions)} rows and should be {len(b.rows[key].positions)}"
+        case "extension":
+            mine, theirs = (_ext_words(extensions(s, key.part).get(fact.pos, [])) for s in (a, b))
+            return f"{part}: x, y, token of position {fact.pos} are {mine} and should be {theirs}"
+        case _:
+            unit = "of position" if key.part in b.positions else "number"
+            return f"{key.words()} {unit} {fact.pos}"
+
+
+def _ext_words(found: list[Ext]) -> str:
+    return " and ".join(", ".join(map(str, ext)) for ext in found) or "none"
 
 
 def ranges(positions: tuple[int, ...]) -> str:

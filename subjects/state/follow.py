@@ -92,6 +92,7 @@ class Plan:
 
     def __init__(self, tree: Node):
         self.steps: list[_Step] = []
+        self.whole = tree.value in ("context state", "session file")
         for child in tree.children:
             if child.children:
                 self.steps.extend(_group(child))
@@ -148,7 +149,8 @@ def _cells(group: Node, counted: Node) -> _Cells:
 
 
 class _Follower:
-    def __init__(self, data: bytes):
+    def __init__(self, data: bytes, whole: bool):
+        self.whole = whole
         self.data, self.at, self.recurrent, self.early, self.stuck = data, 0, 0, True, False
 
     def number(self, like: _Number) -> int:
@@ -181,8 +183,8 @@ class _Follower:
                 self.early = False
 
     def cells(self, like: _Cells) -> None:
-        # a stream that ends at its count is emptied, unlike recurrent cells
-        self.early = self.early and like.recurrent
+        # of a whole context attention was emptied by then
+        self.early = self.early and (like.recurrent or not self.whole)
         n = self.number(like.counted)
         self.early = False
         if like.recurrent:
@@ -220,7 +222,7 @@ class _Follower:
 
 def follow(data: bytes, like: Plan) -> Reached:
     """How far a blob gets in a context whose own blob of that kind is `like`."""
-    f = _Follower(data)
+    f = _Follower(data, like.whole)
     try:
         for step in like.steps:
             f.step(step)

@@ -153,7 +153,7 @@ def _attention(r: _Reader, root: Node, name: str) -> None:
 
 def _cells(r: _Reader, into: Node, n: int, *, ext: bool, least: int) -> None:
     """Cells; those of one sequence name `least` sequences, of a whole context one to all of them."""
-    count = (lambda k: k == least) if r.single else (lambda k: least <= k <= MOST_STREAMS or k == 1)
+    count = (lambda k: k == least) if r.single else (lambda k: least <= k <= MOST_STREAMS)
     for _ in range(n):
         cell = r.open(into, "cell")
         r.number(cell, "pos", "i32")
@@ -254,8 +254,6 @@ def _second_row(r: _Reader, layer: Node, n_cells: int) -> None:
     at, kept = r.at, len(layer.children)
     try:
         row = r.number(layer, "ngram_row", "u64", lambda w: 0 < w < 1 << 24 and w % 4 == 0)
-        if row & 0xFFFFFFFF in TYPES and (row >> 32):
-            raise _No("ngram_row")
         if r.shape.data:
             node = r.bytes(layer, "ngram_data", n_cells * row)
             node.cells, node.width = n_cells, row
@@ -365,6 +363,8 @@ FORMS: dict[str, tuple[Callable[[_Reader, Node], None], bool]] = {
     "context state": (_arch, False),
 }
 """Kinds of blob: what reads the header, and whether the cells are of a single sequence."""
+SINGLE = frozenset(form for form, (_, single) in FORMS.items() if single)
+"""Kinds of blob whose cells are of a single sequence."""
 _MAGICS = {SEQ_MAGIC: "sequence state", SEQ_FILE_MAGIC: "sequence state file", SESSION_MAGIC: "session file"}
 
 

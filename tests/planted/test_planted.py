@@ -142,6 +142,7 @@ TABLE = (
     Row("skip-recurrent-layer", "state", (*SAVED, Restore(seq=1, slot=0), feed(1, 1, 7)), "mamba2"),
     Row("restored-values", "state", (*SAVED, Restore(seq=1, slot=0), feed(1, 1))),
     Row("recurrent-nudged", "state", (*SAVED, Restore(seq=0, slot=0), feed(0, 2, 1)), "mamba2"),
+    Row("extension-lost", "state", (*SAVED, Restore(seq=1, slot=0), feed(1, 2, 1)), "qwen35"),
     Row("save-alters-value", "state", (*SAVED, Restore(seq=0, slot=0)), alone=True),
     Row("logits-drift", "logits", (*SAVED, Restore(seq=0, slot=0)), "mamba2", alone=True),
 )

@@ -33,13 +33,24 @@ from fuzz import targets
 from fuzz.models import Model, from_recipe
 from fuzz.targets.config import TargetConfig, complaints
 from subjects import recipes
-from subjects.planted import plant
+from subjects.planted import Refusing, mauled, plant
+from subjects.shim import Shim
+
+class Rude(Refusing):
+    '''A refused restore changes values of another sequence, and does no other harm.'''
+
+    name = "rude"
+
+    def spoil(self, ctx, seq, own):
+        other = mauled(self.state(ctx, 1))
+        return Shim.seq_set(self, ctx, seq, 0, own) > 0 and Shim.seq_set(self, ctx, 1, 0, other) > 0
+
 name, shim, folder, scratch, fault, names, avoid, count = sys.argv[1:]
 models = [from_recipe(recipes.get(n), Path(folder)) for n in names.split(",")]
 report = Path(scratch) / "report.jsonl"
 config = TargetConfig(models=models, build="", shim=shim, avoid=avoid.split(","), report=str(report), cache=scratch)
 run = targets.load(name).open(config)
-run.shim = plant(run.shim, fault)
+run.shim = Rude(run.shim) if fault == "rude" else plant(run.shim, fault)
 rnd = random.Random(5)
 for _ in range(int(count)):
     # whole states and the plainest parameters, where a fault is planted
@@ -76,17 +87,22 @@ def test_targets_are_silent_on_what_is_sound_or_known(name: str, build: Bench, t
 
 
 @pytest.mark.parametrize(
-    ("fault", "symptom"),
+    ("name", "fault", "symptom"),
     [
-        ("half-refusal", "half"),
-        ("refusal-scrambles", "half"),
-        ("drop-last-cell", "neighbour-bytes"),
-        ("touched-neighbour", "neighbour-row"),
-        ("false-refusal", "good-refused"),
+        ("seq_state", "half-refusal", "half"),
+        ("seq_state", "refusal-scrambles", "half"),
+        ("seq_state", "rude", "neighbour-bytes"),
+        ("seq_state", "drop-last-cell", "good-differs"),
+        ("seq_state", "touched-neighbour", "neighbour-row"),
+        ("seq_state", "false-refusal", "good-refused"),
+        ("context_state", "whole-loses-sequence", "good-differs"),
+        ("session_file", "touched-neighbour", "neighbour-row"),
     ],
 )
-def test_each_check_catches_its_planted_fault(fault: str, symptom: str, build: Bench, tmp_path: Path) -> None:
-    found = complain("seq_state", build, tmp_path, fault=fault, models="llama", count=40)
+def test_each_check_catches_its_planted_fault(
+    name: str, fault: str, symptom: str, build: Bench, tmp_path: Path
+) -> None:
+    found = complain(name, build, tmp_path, fault=fault, models="llama", count=40)
     assert any(s.startswith(f"{symptom} ") for s in found), found
 
 

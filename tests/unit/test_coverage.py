@@ -173,22 +173,6 @@ def test_bad_lists_name_the_line(tmp_path: Path, text: str) -> None:
         listed(tmp_path, text)
 
 
-@pytest.mark.parametrize(
-    ("demangled", "name"),
-    [
-        ("llama_kv_cache::seq_rm(int, int, int)", "llama_kv_cache::seq_rm"),
-        ("llama_kv_cells::seq_has(unsigned int, int) const", "llama_kv_cells::seq_has"),
-        ("void copy<float>(std::vector<int, std::allocator<int> > const&)", "copy"),
-        ("std::map<int, x>& f::g[abi:cxx11](int (*)(int)) const", "f::g"),
-        ("(anonymous namespace)::kpool_pad(unsigned int)", "{anonymous}::kpool_pad"),
-        ("llama_io_write_host::~llama_io_write_host()", "llama_io_write_host::~llama_io_write_host"),
-        ("llama_state_get_size", "llama_state_get_size"),
-    ],
-)
-def test_names(demangled: str, name: str) -> None:
-    assert functions.plain(demangled) == name
-
-
 def test_our_list_covers_each_kind_of_memory() -> None:
     patterns = {p for g in functions.load() for p in g.patterns}
     for memory in ("llama_kv_cache", "llama_kv_cache_iswa", "llama_memory_recurrent", "llama_memory_hybrid",

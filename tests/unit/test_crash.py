@@ -8,6 +8,7 @@ import pytest
 
 from fuzz.engine.process import Listener
 from oracles.crash import FRAMES, condensed, function, read, stack, undefined
+from oracles.names import plain
 from subjects.trace import End
 
 DATA = Path(__file__).resolve().parents[1] / "golden" / "data" / "crash"
@@ -31,8 +32,11 @@ def log(name: str) -> str:
         ("std::vector<int, std::allocator<int>>::at(unsigned long) /usr/v.h:3", "std::vector::at"),
         ("void f<llama_cell>(llama_cell const&) /b/src/llama-x.h:1:2", "f"),
         ("(anonymous namespace)::reader::read(void*) const /b/src/llama-io.cpp:3", "reader::read"),
-        ("llama_x::operator()(int) const src/llama-io.cpp:3", "llama_x::operator"),
-        ("f(int)::$_0::operator()(int) const /b/src/llama-io.cpp:3", "f::$_0::operator"),
+        ("llama_x::operator()(int) const src/llama-io.cpp:3", "llama_x::operator()"),
+        ("f(int)::$_0::operator()(int) const /b/src/llama-io.cpp:3", "f::$_0::operator()"),
+        ("llama_kv_cells::operator<(int) const /b/src/llama-kv-cells.h:3:1", "llama_kv_cells::operator<"),
+        ("bool operator==<int>(x<int> const&) (.cold) src/llama-io.cpp:3:1", "operator=="),
+        ("operator new(unsigned long) /c/asan_new_delete.cpp:95:3", "operator new"),
         ("llama_p::get(a->b) /some one/src/llama-x.cpp:9:1", "llama_p::get"),
         (" (/lib/libc.so.6+0x3c04f) (BuildId: 93ac)", ""),
         ("", ""),
@@ -41,6 +45,30 @@ def log(name: str) -> str:
 )
 def test_functions(frame: str, name: str) -> None:
     assert function(frame) == name
+
+
+@pytest.mark.parametrize(
+    ("demangled", "name"),
+    [
+        ("llama_kv_cache::seq_rm(int, int, int)", "llama_kv_cache::seq_rm"),
+        ("llama_kv_cells::seq_has(unsigned int, int) const", "llama_kv_cells::seq_has"),
+        ("void copy<float>(std::vector<int, std::allocator<int> > const&)", "copy"),
+        ("std::map<int, x>& f::g[abi:cxx11](int (*)(int)) const", "f::g"),
+        ("(anonymous namespace)::kpool_pad(unsigned int)", "{anonymous}::kpool_pad"),
+        ("llama_io_write_host::~llama_io_write_host()", "llama_io_write_host::~llama_io_write_host"),
+        ("llama_state_get_size", "llama_state_get_size"),
+        ("x::operator<(int) const &", "x::operator<"),
+        ("x::operator<< <int>(int)", "x::operator<<"),
+        ("y* x::operator->()", "x::operator->"),
+        ("x::operator[](unsigned long)", "x::operator[]"),
+        ("x::operator()(int) const", "x::operator()"),
+        ("x::operator bool() const", "x::operator bool"),
+        ("operator delete[](void*)", "operator delete"),
+        ("toy(int, int)::{lambda(int)#1}::operator()(int) const", "toy::{lambda#1}::operator()"),
+    ],
+)
+def test_names(demangled: str, name: str) -> None:
+    assert plain(demangled) == name
 
 
 def test_the_first_frames_of_llama_cpp_in_the_first_stack() -> None:

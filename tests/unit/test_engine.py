@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from fakes import MODEL, IdealSandbox
@@ -33,11 +34,15 @@ from fuzz.engine import corpus, libfuzzer, picture, process
 from fuzz.engine import job as engine
 from fuzz.engine.process import Ended, Listener
 from fuzz.journal import CURVE, Progress, TargetProgress, sweep
+from fuzz.known import load_all, scenario_of
 from fuzz.models import Model
 from fuzz.state import traits_of
 from fuzz.targets import NAMES, load
-from fuzz.targets.config import Complaint, Complaints, complaints
+from fuzz.targets.config import Complaint, Complaints, TargetConfig, Tried, complaints
+from fuzz.targets.run import counting
 from oracles.crash import Crash
+from subjects import instrument
+from subjects.builds import Build
 from subjects.recipes import get
 from subjects.scenario import Decode, Part, Scenario
 from subjects.sources import NoDrivers
@@ -104,6 +109,8 @@ if mode in ("for ever", "deaf"):
     say("#64\\tpulse  cov: 111 ft: 151 corp: 2/9b lim: 4 exec/s: 20 rss: 60Mb")
     time.sleep(1000)
 (folders[0] / "kept").write_bytes(b"kept")
+if "tried" in told:
+    Path(told["tried"]).write_bytes((7).to_bytes(8, sys.byteorder))
 say("#100\\tDONE   cov: 120 ft: 160 corp: 3/9b lim: 4 exec/s: 25 rss: 61Mb")
 say("stat::number_of_executed_units: 100\\nstat::peak_rss_mb: 61")
 """
@@ -302,6 +309,11 @@ class Box(IdealSandbox):
         pass
 
 
+# What a known fault ends, wherever it runs.
+ENDING = scenario_of(next(k for k in load_all() if k.name == "ubatch-rollback"))
+KNOWN_END = "llama-batch.cpp: GGML_ASSERT(n_ubatch > n_keep_tail) failed"
+
+
 class Toy:
     """A target whose inputs are as many tokens as they have bytes."""
 
@@ -334,6 +346,7 @@ def job(out: Path, mode: str = "well", targets: tuple[str, ...] = ("seq_state",)
     for name in targets:
         corpus.begin(corpus.folder_of(out, name), out / "no-seeds")
     coverage = jobs.Coverage(
+        alone=changed.pop("alone", False),
         targets=list(targets),
         build="b",
         fingerprint="f",
@@ -348,7 +361,11 @@ def job(out: Path, mode: str = "well", targets: tuple[str, ...] = ("seq_state",)
 
 def shows(*whats: str, oracle: str = "liveness") -> SimpleNamespace:
     """A judgement with violations."""
-    return SimpleNamespace(violations=[SimpleNamespace(oracle=oracle, check=SimpleNamespace(what=w)) for w in whats])
+    found = [
+        SimpleNamespace(oracle=oracle, key=f"{oracle}:{w}", check=SimpleNamespace(what=w, step=len(ENDING.ops) - 1))
+        for w in whats
+    ]
+    return SimpleNamespace(violations=found, executed=ENDING)
 
 
 def examined(made: engine.CoverageJob, monkeypatch: pytest.MonkeyPatch, ordinary: Any, instrumented: Any) -> list[str]:
@@ -357,8 +374,9 @@ def examined(made: engine.CoverageJob, monkeypatch: pytest.MonkeyPatch, ordinary
 
     def examine(program: Scenario, model: Model, *, fresh: bool, bed: jobs.Bed | None = None) -> Any:
         assert fresh
-        asked.append(f"{program.note} {'instrumented' if bed else 'ordinary'}")
-        return instrumented if bed else ordinary
+        on_both = bed is not None and bed is not made.bed
+        asked.append(f"{program.note} {'instrumented' if on_both else 'ordinary'}")
+        return instrumented if on_both else ordinary
 
     monkeypatch.setattr(made, "_examine", examine)
     return asked
@@ -375,7 +393,7 @@ def test_what_a_target_is_told(tmp_path: Path, told: list[dict[str, Any]]) -> No
     env = made._environment("seq_state")
     asked = json.loads(env["REDRAFT_TARGET"])
     assert asked["avoid"] == made.progress.avoiding != []
-    assert (asked["build"], asked["shim"], len(asked["models"])) == ("b", "s", 1)
+    assert (asked["build"], asked["shim"], len(asked["models"])) == ("f", "s", 1), "by contents: a build is updated"
     assert json.loads(made._environment("driver_state")["REDRAFT_TARGET"])["models"] == []
     assert Path(env["TMPDIR"]).is_dir()
     made.journal.close()
@@ -395,6 +413,7 @@ def test_a_run_counts_and_leaves_nothing_but_its_corpus(tmp_path: Path, told: li
         3,
     )
     assert [edges for _, edges in t.curve] == [100, 110, 120]
+    assert t.tried == 2 * 7
     assert made.progress.max_rss_kb == 61 << 10
     assert [p.name for p in corpus.folder_of(tmp_path, "seq_state").iterdir()] == ["kept"]
     assert not made.scratch.exists()
@@ -467,6 +486,88 @@ def test_a_signal_is_shown_by_any_end(
     made.journal.close()
 
 
+@pytest.mark.parametrize(
+    ("crash", "where"),
+    [
+        (Crash("address", "llama-kv-cells.h: heap-buffer-overflow in f < g"), ["s ordinary", "s instrumented"]),
+        (Crash("signal", "llama-context.cpp: deadly signal in f"), ["s ordinary", "s instrumented"]),
+        (Crash("assertion", KNOWN_END), ["s ordinary"]),
+    ],
+)
+def test_the_end_of_a_known_fault_does_not_show_what_a_sanitizer_saw(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, crash: Crash, where: list[str]
+) -> None:
+    made = job(tmp_path)
+    asked = examined(made, monkeypatch, shows(KNOWN_END), shows(crash.text))
+    made._input("seq_state", crash, b"s", "")
+    assert (asked, made.progress.lost) == (where, 0)
+    examined(made, monkeypatch, shows(KNOWN_END), shows(KNOWN_END))
+    made._input("seq_state", crash, b"s", "ASan's report")
+    assert made.progress.lost == len(where) - 1
+    made.journal.close()
+
+
+def test_an_exception_without_a_name_is_shown_by_one_that_is_known(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job(tmp_path)
+    asked = examined(made, monkeypatch, shows("uncaught std::runtime_error: wrong sequence state magic"), None)
+    made._input("seq_state", Crash("exception", "uncaught exception: "), b"e", "")
+    assert (asked, made.progress.lost) == (["e ordinary"], 0)
+    made.journal.close()
+
+
+def test_a_build_of_other_sources_is_judged_on_itself(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[str, Any]] = []
+
+    class Noted(Box):
+        def __init__(self, shim: Path, *_: object, env: Any = None, **__: object) -> None:
+            super().__init__()
+            opened.append((str(shim), env))
+
+    for module in (jobs, engine):
+        monkeypatch.setattr(module, "Sandbox", Noted)
+    made = job(tmp_path, alone=True, shim="s", build="f", environment={"build": "i"})
+    assert opened == [("s", {"FAKE": "well"})]
+    assert (made.bed.build, made.bed.note, made.bed.environment) == ("f", "", {"build": "i"})
+    asked = examined(made, monkeypatch, shows("SIGSEGV"), None)
+    made._input("seq_state", Crash("address", "SEGV in f"), b"plain", "")
+    assert (asked, made.progress.lost) == (["plain ordinary"], 0), "its bed, once"
+    made._input("seq_state", Crash("memory", "out of memory"), b"big", "")
+    assert (asked, made.progress.lost) == (["plain ordinary"], 1), "a sanitizer's limit is no fault"
+    assert len(opened) == 1
+    made.journal.close()
+
+
+def test_reports_without_an_input_leave_room_for_inputs(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "KEPT", 3)
+    made = job(tmp_path)
+    for i in range(5):
+        letter = "abcde"[i]
+        made._undefined(f"/x/src/llama-{letter}.cpp:4:8: runtime error: shift")
+        made._keep("seq_state", Crash("hang", f"hang {letter}"), b"x", "log")
+        made._keep("seq_state", Crash("hang", f"hang {letter}"), b"y", "log")
+    folders = list((tmp_path / "crashes").iterdir())
+    inputs = [f for f in folders if list(f.glob("*.input"))]
+    assert (len(folders), len(inputs), len(made.progress.undefined)) == (6, 3, 5)
+    assert {(f / "seq_state.input").read_bytes() for f in inputs} == {b"x"}
+    made.journal.close()
+
+
+def test_an_input_is_kept_beside_the_report_of_the_same_name(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+    made = job(tmp_path)
+    text = "/x/src/llama-a.cpp:4:8: runtime error: shift"
+    made._undefined(text)
+    made._keep("seq_state", Crash("undefined", "llama-a.cpp: runtime error: shift"), b"x", text)
+    (folder,) = (tmp_path / "crashes").iterdir()
+    assert {p.name for p in folder.iterdir()} == {"log.txt", "seq_state.input"}
+    made.journal.close()
+
+
 def test_once_a_known_fault_is_stepped_round_the_same_end_is_something_else(
     tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,10 +632,35 @@ def test_a_target_that_does_not_start_is_left_alone(tmp_path: Path, told: list[d
     made = job(tmp_path, "silent")
     made.run()
     texts = [e["text"] for e in told if e["event"] == "trouble"]
-    assert len(texts) == engine.FAILURES + 1
+    assert len(texts) == engine.FAILURES + 2
     assert "no module named atheris" in texts[0]
     assert "no target runs" in texts[-1]
     assert told[-1]["event"] == "done"
+
+
+def killed(executions: int) -> Ended:
+    return Ended(-9, "", 1.0, figures={"number_of_executed_units": executions})
+
+
+def test_a_target_that_the_system_kills_is_started_again(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+    made = job(tmp_path)
+    for i in range(10):
+        (corpus.folder_of(tmp_path, "seq_state") / f"{i}").write_bytes(b"x")
+    for _ in range(3 * engine.KILLS):
+        made._after("seq_state", killed(21))
+    assert made._runs("seq_state"), "it got on"
+    for _ in range(engine.KILLS - 1):
+        made._after("seq_state", killed(20))
+    made._after("seq_state", Ended(0, "", 1.0, figures={"number_of_executed_units": 5}))
+    for _ in range(engine.KILLS - 1):
+        made._after("seq_state", killed(1))
+        assert made._runs("seq_state")
+    made._after("seq_state", killed(1))
+    assert not made._runs("seq_state"), "not for ever"
+    assert [e["text"] for e in told if e["event"] == "trouble"][-1] == "target seq_state is left alone from now on"
+    made._slice()
+    assert made.stopped
+    made.journal.close()
 
 
 def test_what_a_killed_job_left_is_examined_first(
@@ -612,7 +738,9 @@ def test_corpora_are_minimised_at_the_end(tmp_path: Path, told: list[dict[str, A
 
 
 def progress(**changed: Any) -> TargetProgress:
-    return TargetProgress(**{"executions": 10, "seconds": 5.0, "features": 7, "corpus": 3, "crashes": 1, **changed})
+    return TargetProgress(
+        **{"executions": 10, "tried": 4, "seconds": 5.0, "features": 7, "corpus": 3, "crashes": 1, **changed}
+    )
 
 
 def test_jobs_together() -> None:
@@ -623,6 +751,7 @@ def test_jobs_together() -> None:
         ]
     )
     assert (both.executions, both.first, both.edges, both.corpus, both.crashes) == (20, 100, 130, 4, 2)
+    assert both.tried == 8
     assert both.curve == [(1.0, 100), (2.0, 120), (5.0, 125), (9.0, 130)]
     assert together([]).first is None
 
@@ -666,7 +795,7 @@ def test_what_people_see(tmp_path: Path) -> None:
     console.print(show.live(s))
     text = out.getvalue()
     assert "seq_state          10       2  100 → 130" in text
-    assert "2 crashes and complaints of 1 kinds, 2 inputs tried as programs." in text
+    assert "4 of them not skipped; 2 crashes and complaints of 1 kinds, 2 inputs tried as programs." in text
     assert f"inputs and logs are in {tmp_path / 'crashes'}" in text
     assert "undefined behaviour, 3 times: a.cpp: runtime error: x" in text
     assert f"Coverage over time is in {tmp_path / 'coverage.png'}" in text
@@ -678,9 +807,16 @@ def test_the_document_and_the_exit_code(tmp_path: Path) -> None:
     assert document["targets"]["seq_state"]["coverage"] == [(1.0, 100), (9.0, 130)]
     assert document["targets"]["seq_state"]["edges"] == [100, 130]
     assert (document["executions"], document["lost"], document["crashes"]) == (1234, 1, {"hang": 2})
-    assert result.exit_code("new") == 0, "it ran, even if no input was a program"
-    nothing = Status(tmp_path, 2.0, None, jobs={0: Progress(targets={"seq_state": TargetProgress()})})
-    assert Result(nothing, interrupted=False, died=[]).exit_code("new") == 3
+    assert (document["tried"], document["targets"]["seq_state"]["tried"]) == (4, 4)
+    assert result.exit_code("new") == 0
+
+    def code(**changed: Any) -> int:
+        p = Progress(executions=10, targets={"seq_state": progress(**{"tried": 0, "crashes": 0, **changed})})
+        return Result(Status(tmp_path, 2.0, None, jobs={0: p}), interrupted=False, died=[]).exit_code("new")
+
+    assert code() == 3, "all inputs were skipped"
+    assert code(tried=1) == 0
+    assert code(crashes=1) == 0
 
 
 def test_a_campaign_makes_its_corpora_and_sweeps_what_a_kill_left(tmp_path: Path) -> None:
@@ -691,6 +827,7 @@ def test_a_campaign_makes_its_corpora_and_sweeps_what_a_kill_left(tmp_path: Path
         assert corpus.folder_of(tmp_path, "scenario").is_dir()
     filled(tmp_path / "state" / "tmp-0", 2)
     (tmp_path / "state" / "report-0.jsonl").write_text("")
+    Tried.begin(tmp_path / "state" / "tried-0.bin")
     (tmp_path / "state" / "job-0.json").write_text("{}")
     sweep(tmp_path / "state")
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["job-0.json"]
@@ -710,6 +847,27 @@ def test_complaints_are_told_once_each_and_read_strictly(tmp_path: Path) -> None
     assert complaints(path) == [Complaint("a", "first", b"\x00\xff"), Complaint("b", "third", b"")]
     assert json.loads(path.read_bytes().splitlines()[0])["input"] == base64.b64encode(b"\x00\xff").decode()
     assert complaints(tmp_path / "none") == []
+
+
+def test_inputs_that_are_skipped_do_not_count_as_tried(tmp_path: Path) -> None:
+    Tried.begin(tmp_path / "tried")
+
+    class Half:
+        outcome = "skipped"
+
+        def open(self, config: TargetConfig) -> Half:
+            return self
+
+        def __call__(self, data: bytes) -> None:
+            self.outcome = "taken" if data else "skipped"
+
+    for path, n in ((str(tmp_path / "tried"), 2), ("", 2)):
+        told_ = TargetConfig(models=[], build="b", shim="s", report="r", cache="c", tried=path)
+        one = counting(Half(), told_)
+        for data in (b"a", b"", b"b"):
+            one(data)
+        assert Tried.read(tmp_path / "tried") == n
+    assert Tried.read(tmp_path / "none") == 0
 
 
 def test_targets_go_by_name() -> None:
@@ -751,9 +909,35 @@ def asked(**given: Any) -> argparse.Namespace:
 def test_a_build_with_counters_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command.instrument, "ready", lambda *_: None)
     with pytest.raises(Usage, match="make it with `redraft build`"):
-        command._coverage(asked(), None)  # type: ignore[arg-type]
+        command._coverage(asked())
     with pytest.raises(Usage, match="is no build with counters"):
-        command._coverage(asked(build=tmp_path), None)  # type: ignore[arg-type]
+        command._coverage(asked(build=tmp_path))
+
+
+@pytest.mark.parametrize("sources", ["9.9", "9.8", "0123456789abcdef" * 4])
+def test_a_build_of_other_sources_than_the_installed_is_what_is_tested(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sources: str
+) -> None:
+    stamp = instrument.Stamp("fuzzer", ("address",), ("llama",), sources, "r", 1.0)
+    (tmp_path / instrument.STAMP).write_bytes(msgspec.json.encode(stamp))
+    own, installed = (Build(n, "tree", (), (), Path("l"), "v", f"print of {n}") for n in ("llama.cpp-x", "installed"))
+    monkeypatch.setattr(instrument, "_release", lambda: "9.9")
+    monkeypatch.setattr(instrument, "variables", lambda _: {"LD_PRELOAD_": "asan"})
+    monkeypatch.setattr(command, "find_build", lambda path: own)
+    monkeypatch.setattr(command, "compile_shim", lambda build: Path(f"shim of {build.name}"))
+    monkeypatch.setattr(command, "environment", lambda build: {"build": build.name, "fingerprint": build.fingerprint})
+    ordinary = command.Bench(installed, Path("shim"), tmp_path)
+    monkeypatch.setattr(command, "bench", lambda *_: ordinary)
+    b, coverage = command._coverage(asked(build=tmp_path, target=["seq_state"]))
+    alone = sources != "9.9"
+    assert coverage.alone is alone
+    assert (b.build, b.shim) == ((own, Path(coverage.shim)) if alone else (installed, Path("shim")))
+    assert (coverage.fingerprint, coverage.environment["fingerprint"]) == ("print of llama.cpp-x",) * 2
+    name = str(coverage.environment["build"])
+    made = "`redraft build --src` of a checkout (contents 0123456789abcdef)"
+    assert name.startswith(
+        "llama.cpp-x, made by " + (made if len(sources) > 9 else f"`redraft build` of llama-cpp-python {sources}")
+    )
 
 
 def test_targets_with_drivers_are_left_out_where_there_are_none(
