@@ -245,18 +245,20 @@ def _half_restore(state: State, op: Op) -> bool:
     if not isinstance(op, Restore | RestoreAll) or op.slot not in state.slots:
         return False
     slot = state.slots[op.slot]
-    layout = slot.params.kv_unified == state.params.kv_unified and slot.params.n_seq_max == state.params.n_seq_max
-    layout = layout and slot.params.swa_full == state.params.swa_full and slot.params.n_ctx <= state.params.n_ctx
-    refused = slot.corrupted or not state.fits(slot) or not layout
-    streams = not state.params.kv_unified and state.params.n_seq_max > 1 and state.traits.memory != "recurrent"
-    if isinstance(op, Restore) and state.params.kv_unified:
-        others = state.total() - state.length(op.seq)
-        refused = refused or others + slot.seqs[0].length > state.params.n_ctx
-    if refused and slot.corrupted and layout and state.fits(slot, edited=True):
-        partial = bool(slot.flags & PARTIAL)
-        target = harm.Target(state.traits, slot.whole, partial, slot.medium, streams)
-        return harm.leaves_half(slot.edits, target)
-    return refused and (isinstance(op, RestoreAll) or state.traits.parts or streams)
+    p, own = slot.params, state.params
+    attention = state.traits.memory != "recurrent"
+    streams = attention and not own.kv_unified and own.n_seq_max > 1
+    partial = bool(slot.flags & PARTIAL)
+    target = harm.Target(state.traits, slot.whole, partial, slot.medium, streams)
+    if slot.edits and harm.leaves_half(slot.edits, target):
+        return True
+    if attention and harm.streams_of(p) != harm.streams_of(own) and not (partial and state.traits.memory == "hybrid"):
+        return False  # refused at the first number that is read
+    room = isinstance(op, RestoreAll) or not own.kv_unified or slot.seqs[0].length <= own.n_ctx - (
+        state.total() - state.length(op.seq)
+    )  # fmt: skip
+    fits = state.fits(slot, edited=True) and p.swa_full == own.swa_full and p.n_ctx <= own.n_ctx and room
+    return not fits and harm.refused_in_attention(target)
 
 
 def _empty_restore(state: State, op: Op) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fuzz.traits import Traits
-from subjects.scenario import BlobEdit, Medium
+from subjects.scenario import BlobEdit, ContextParams, Medium
 from subjects.state.follow import Reached
 
 _FREE = frozenset({"pos", "x", "y", "token", "data", "ngram_data"})
@@ -71,14 +71,25 @@ def leaves_half(edits: Iterable[BlobEdit], t: Target) -> bool:
     return any(_half(e, t) for e in edits if not _taken(e, t) and not _early(e, t))
 
 
-def _half(e: BlobEdit, t: Target) -> bool:
-    first, last = _parts(e)
+def streams_of(p: ContextParams) -> int:
+    """How many streams attention has."""
+    return 1 if p.kv_unified else p.n_seq_max
+
+
+def refused_in_attention(t: Target) -> bool:
+    """Whether a state that is refused in its attention part leaves its target half restored: attention is emptied, and
+    what there is beside it as it was or restored."""
     if t.traits.undoes:
         return False
-    if t.traits.window or t.traits.any_rollback or (t.partial and t.traits.parts):
+    return t.traits.window > 0 or t.traits.memory == "hybrid" or (t.partial and t.traits.parts)
+
+
+def _half(e: BlobEdit, t: Target) -> bool:
+    first, last = _parts(e)
+    if refused_in_attention(t) and (first != "recurrent" or t.traits.window or t.traits.any_rollback or t.partial):
         return True
-    if t.traits.memory == "hybrid" and first != "recurrent":
-        return True  # attention is emptied, and the recurrent part as it was
+    if t.traits.undoes:
+        return False
     if t.whole:
         return _ends_short(e)
     if t.traits.memory == "hybrid":
@@ -90,11 +101,10 @@ def half_reached(r: Reached, t: Target) -> bool:
     """The same of a blob that is refused, by how far it is read."""
     if t.traits.undoes or r.early:
         return False
-    if t.traits.window or t.traits.any_rollback or (t.partial and t.traits.parts):
+    late = r.field.startswith("recurrent") and not (t.traits.window or t.traits.any_rollback or t.partial)
+    if refused_in_attention(t) and not late:
         return True
     in_numbers = r.ended and not r.field.endswith(("data", "type", "row", "element", "width"))
-    if t.traits.memory == "hybrid" and not r.field.startswith("recurrent"):
-        return True  # attention is emptied, and the recurrent part as it was
     if t.whole:
         return in_numbers or (t.medium == "file" and not r.field)
     if t.traits.memory == "hybrid":
@@ -127,7 +137,8 @@ def claims_several_recurrent_cells(edits: Iterable[BlobEdit], n_seq: int) -> boo
         return n_seq > 1
     counts = [e for e in mine if e.where == "recurrent.n_cells" and e.how in ("set", "add")]
     claimed = any(1 < (e.value if e.how == "set" else 1 + e.value) <= n_seq for e in counts)
-    return claimed and any(e.how in ("double", "insert") for e in edits)
+    # alone, the next numbers are no cell
+    return claimed and any(e not in counts for e in edits)
 
 
 def reads_past_the_end(edits: Iterable[BlobEdit]) -> bool:

@@ -20,6 +20,7 @@ def plain(demangled: str) -> str:
     'llama_kv_cells::operator<'
     """
     text = demangled.replace("(anonymous namespace)", "{anonymous}")
+    text = re.sub(r"\)(?: (?:const|volatile|&&?))+(?=::)", ")", text)  # around a lambda
     text = _OPERATOR.sub(lambda found: found[0].translate(_HIDDEN), text)
     out: list[str] = []
     depth = 0

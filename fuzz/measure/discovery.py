@@ -13,7 +13,7 @@ when all are found.
 A trial counts as found when a finding is known by the fault's name. What was not found in time is shown as "-" and
 counts as not found: no trial is left out. Time is from the campaign's start to the finished (confirmed, reduced,
 written) finding. Exit 0 when each fault is found in at least 9 of 10 trials and reduced to at most 6 operations (5 with
---driver) and, recurrent-cells, to at most 2 changed fields of a state; 1 when not, 2 when a campaign could not be run,
+--driver) and, recurrent-cells, to at most 2 edits of states; 1 when not, 2 when a campaign could not be run,
 130 when interrupted.
 """
 
@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,8 +125,7 @@ def _at_least_one(text: str) -> int:
 
 
 def trial(args: argparse.Namespace, figure: Figure, seed: int, out: Path) -> dict[str, Any]:
-    """One campaign: for each fault when it was found (None: not in time), and the size of its smallest program, which
-    of two with as many operations is the one with fewer edits."""
+    """One campaign, and what it found."""
     avoid = [] if "--avoid" in figure.options else ["--avoid", "never"]
     command = [*REDRAFT, "fuzz", *avoid, "--minutes", f"{args.seconds / 60:.6f}", "--seed", str(seed)]
     command += ["--out", str(out), "--json", *figure.options]
@@ -148,8 +147,23 @@ def trial(args: argparse.Namespace, figure: Figure, seed: int, out: Path) -> dic
     if not text:
         raise Stop(f"the campaign with seed {seed} ended with {process.returncode}; try {' '.join(command)}")
     document = json.loads(text)
+    others = sorted({f["signature"] for f in document["findings"] if f["known"] is None})
+    return {
+        "seed": seed,
+        "exit": process.returncode,
+        "scenarios": document["scenarios"],
+        "per_second": document["per_second"],
+        "faults": smallest(figure, out, document["findings"]),
+        "findings": len(document["findings"]),
+        "new": others,
+    }
+
+
+def smallest(figure: Figure, out: Path, findings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """For each fault when it was found in a campaign (None: not in time), and the size of its smallest program, which
+    of two with as many operations is the one with fewer edits."""
     faults: dict[str, Any] = dict.fromkeys(figure.faults)
-    for f in document["findings"]:
+    for f in findings:
         name = f["known"]
         if name not in faults:
             continue
@@ -163,16 +177,7 @@ def trial(args: argparse.Namespace, figure: Figure, seed: int, out: Path) -> dic
             "largest": max(before["largest"], f["operations"]),
             "findings": before["findings"] + 1,
         }
-    others = sorted({f["signature"] for f in document["findings"] if f["known"] is None})
-    return {
-        "seed": seed,
-        "exit": process.returncode,
-        "scenarios": document["scenarios"],
-        "per_second": document["per_second"],
-        "faults": faults,
-        "findings": len(document["findings"]),
-        "new": others,
-    }
+    return faults
 
 
 def _wait(process: subprocess.Popen[bytes], out: Path, figure: Figure, seconds: float) -> bool:
@@ -202,7 +207,7 @@ def _known(out: Path) -> set[str]:
 
 
 def edits_of(folder: Path) -> int:
-    """How many fields of saved states a finding's program changes."""
+    """How many edits of saved states a finding's program makes."""
     program = load(folder).scenario
     return sum(len(op.edits) for op in program.ops if isinstance(op, Corrupt))
 
@@ -261,8 +266,8 @@ def show(result: dict[str, Any], console: Console) -> None:
     """The table: a row for each trial, a column for each fault."""
     limit = f"{result['seconds']:g} s"
     title = (
-        "Seconds to the first finding, and the operations of its smallest program (+ the fields of states that it "
-        f"changes); - means not found in {limit}"
+        "Seconds to the first finding, and the operations of its smallest program (+ its edits of states); "
+        f"- means not found in {limit}"
     )
     table = Table(title=title, title_justify="left")
     table.add_column("seed")
@@ -278,14 +283,14 @@ def show(result: dict[str, Any], console: Console) -> None:
     table.add_row("median", *("-" if f["median_seconds"] is None else f"{f['median_seconds']:.0f} s" for f in each))
     table.add_row("max operations", *("-" if f["max_operations"] is None else str(f["max_operations"]) for f in each))
     if any(f["max_edits"] for f in each):
-        table.add_row("max fields", *("-" if f["max_edits"] is None else str(f["max_edits"]) for f in each))
+        table.add_row("max edits", *("-" if f["max_edits"] is None else str(f["max_edits"]) for f in each))
     console.print(table)
     missed = [n for n in names if not result["faults"][n]["reached"]]
     figure = (
         f"each in at least {result['needed']} of {len(result['trials'])}, at most {result['operations']} operations"
     )
     for name, f in result["faults"].items():
-        figure += f", {name} at most {f['most_edits']} fields" if f["most_edits"] is not None else ""
+        figure += f", {name} at most {f['most_edits']} edits" if f["most_edits"] is not None else ""
     console.print(
         f"{'missed' if missed else 'reached'}: {figure}" + (f"; not so {', '.join(missed)}" if missed else ""),
         style="bold red" if missed else "bold green",

@@ -183,6 +183,18 @@ def test_a_state_that_no_logits_show_is_told_by_part_and_size(judge_of: JudgeOf)
     assert first.suspects[0] == first.check.step == 3
 
 
+def test_a_lost_extension_is_told_as_such(judge_of: JudgeOf) -> None:
+    judge, model = judge_of("qwen35")
+    row = next(row for row in TABLE if row.fault == "extension-lost")
+    judgement = judge.judge(row.scenario(model), fresh=True, fault=row.fault)
+    assert {v.oracle for v in judgement.violations} == {"state", "blob"}  # no row shows it
+    first = judgement.violations[0]
+    assert first.key == "state:restore:attn.extension"
+    assert "x, y, token of position 0 are 0, 0, -1 and should be" in first.because
+    blob = next(v for v in judgement.violations if v.oracle == "blob")
+    assert (blob.check.what, len(blob.check.expected)) == ("places", 10)
+
+
 def test_every_fault_has_its_row_and_every_oracle_a_fault_that_it_alone_reports() -> None:
     assert len(FAULTS) >= 18
     assert CANARY in FAULTS

@@ -16,6 +16,7 @@ import pytest
 
 from fuzz import finding as findings
 from fuzz.finding import Finding
+from oracles.states import LOWEST
 from oracles.verdict import Check, Violation
 from subjects import builds, recipes
 from subjects.sandbox import Sandbox
@@ -233,16 +234,82 @@ def test_rows_of_saved_states(wrong, kind, sandbox, model, reproduce):  # type: 
         assert ("WRONG STATE" if wrong else "not reproduced") in out
 
 
+def cells_of(data: bytes | None, part: str = "attn") -> tuple[int, ...]:
+    """Where the cells of a part are, as checks have it."""
+    assert data is not None
+    place = Reader().layout(data).cells(0, part, 0)
+    assert place is not None
+    return place.at, int(place.ext), LOWEST, -1
+
+
+OTHER_CELLS = {
+    "the same": (5, ()),
+    "fewer": (4, ()),
+    "as many of another position": (5, (BlobEdit(how="set", where="attn.stream.cell.pos", nth=2, value=7),)),
+    "another token": (5, (BlobEdit(how="set", where="attn.stream.cell.token", nth=2, value=63),)),
+}
+
+
+@pytest.mark.parametrize("how", OTHER_CELLS)
+def test_other_cells_in_a_saved_state(how, sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    n, edits = OTHER_CELLS[how]
+    ops = (decode(5), Save(seq=0, slot=0), Corrupt(slot=0, edits=edits), Restore(seq=1, slot=0), Save(seq=1, slot=1))
+    sc = program(*ops)
+    trace = sandbox.run(sc, model)
+    assert trace.steps[3].rc
+    reference = clean(trace, n)
+    reference = msgspec.structs.replace(reference, ops=(*reference.ops, Save(seq=0, slot=0)))
+    mine, theirs = (cells_of(t.state(t.steps[-1].blobs[0])) for t in (trace, sandbox.run(reference, model)))
+    check = Check(kind="state", step=4, seq=1, row=0, expected=mine + theirs, what="cells", reference=reference)
+    for rc, out in reproduce(found(sc, check, slug="cells"), trace):
+        assert rc == int(how != "the same"), out
+        assert "cells of the saved state" in out
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_cells_where_none_must_be(wrong, sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    sc = program(decode(5), Save(seq=int(not wrong), slot=0))
+    trace = sandbox.run(sc, model)
+    reference = program(Save(seq=0, slot=0))
+    expected = (*cells_of(trace.state(trace.steps[1].blobs[0])), -1, 0, 0, -1)
+    check = Check(kind="state", step=1, seq=0, row=0, expected=expected, what="cells", reference=reference)
+    for rc, out in reproduce(found(sc, check, slug="none"), trace):
+        assert rc == int(wrong), out
+
+
 @pytest.mark.parametrize("n", [4, 5])
-def test_other_cells_in_a_saved_state(n, sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+def test_a_saved_state_of_another_size(n, sandbox, model, reproduce):  # type: ignore[no-untyped-def]
     sc = program(decode(5), Save(seq=0, slot=0))
     trace = sandbox.run(sc, model)
     reference = clean(trace, n)
     reference = msgspec.structs.replace(reference, ops=(*reference.ops, Save(seq=0, slot=0)))
-    check = Check(kind="state", step=1, seq=0, row=0, what="attention holds positions 0..4", reference=reference)
-    for rc, out in reproduce(found(sc, check, slug="cells"), trace):
+    check = Check(kind="state", step=1, seq=0, row=0, what="layer 0, attention V is missing", reference=reference)
+    for rc, out in reproduce(found(sc, check, slug="size"), trace):
         assert rc == int(n != 5), out
         assert "sizes of the states" in out
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("what", ["row", "cells"])
+def test_saved_again_from_another_sequence(what, wrong, sandbox, model, reproduce):  # type: ignore[no-untyped-def]
+    """Their blobs have other bytes, in any order; of equal states no row and no cell differs. Rows of two positions
+    that are held against each other do, as if a restore had swapped them.
+    """
+    sc = program(decode(5), Save(seq=0, slot=0), Restore(seq=1, slot=0, resave=True))
+    trace = sandbox.run(sc, model)
+    blobs = [trace.state(b) for b in trace.steps[2].blobs]
+    assert sorted(blobs[0] or b"") != sorted(blobs[1] or b"")
+    if what == "row":
+        rows = [
+            Reader().layout(b).place(b, 0, Key("attn", 0, "k"), p) for b, p in zip(blobs, (3, 3 - wrong), strict=True)
+        ]
+        places = tuple(n for place in rows for n in place or ())
+    else:
+        places = cells_of(blobs[0]) + cells_of(blobs[1], "recurrent" if wrong else "attn")
+    check = Check(kind="blob", step=2, seq=1, expected=(0, 1, *places), what="places")
+    for rc, out in reproduce(found(sc, check, slug="again"), trace):
+        assert rc == int(wrong), out
+        assert ("THEY DIFFER" if wrong else "equal: not reproduced") in out
 
 
 @pytest.mark.parametrize("expected", [(0, 15), (0, 14)])

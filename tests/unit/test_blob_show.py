@@ -7,12 +7,14 @@ import struct
 from pathlib import Path
 
 import blob_builder as built
+import numpy as np
 import pytest
 from blob_builder import F16, F32, HYBRID, attention, context, recurrent, sequence, session, stream, u32
 
-from fuzz.blobs.diff import NoPair, diff
+from fuzz.blobs.diff import NoPair, _differences, diff
 from fuzz.blobs.look import Look, fields, look, read, text
 from fuzz.cli import main
+from subjects.state.canon import Key, Rows, Sequence
 from subjects.state.edits import Source
 from subjects.state.parse import THE_END, parse, read_as_far
 from subjects.state.tree import write
@@ -286,6 +288,17 @@ def test_an_extension_is_state_too() -> None:
     other = sequence(attention(stream(range(4), ext=[*TEXT[:3], (3, 3, 8)])))
     found = diff(read(one), read(other))
     assert [p.words for s in found.sequences for p in s.different] == ["attention: x, y or token of position 3"]
+
+
+def test_rows_without_cells_and_what_other_cells_do_not_hide() -> None:
+    key, k = Key("csa_state", 0, "kv"), Key("attn", 0, "k")
+    few, many = (Sequence(rows={key: Rows(0, tuple(range(n)), np.zeros((n, 8), np.uint8))}) for n in (3, 4))
+    assert [d.text for d, _ in _differences(few, many)] == [
+        "layer 0, csa_state compressor rows: 3 rows in A, 4 rows in B"
+    ]
+    one = Sequence({"attn": (0, 1)}, {k: Rows(0, (0, 1), np.zeros((2, 8), np.uint8))})
+    other = Sequence({"attn": (0, 2)}, {k: Rows(0, (0, 2), np.ones((2, 8), np.uint8))})
+    assert [(d.key.tensor, d.pos, n) for d, n in _differences(one, other)] == [("cells", -1, (0, 0)), ("k", 0, (1, 1))]
 
 
 def test_the_first_byte_in_words() -> None:

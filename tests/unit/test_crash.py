@@ -40,7 +40,7 @@ def log(name: str) -> str:
         ("llama_p::get(a->b) /some one/src/llama-x.cpp:9:1", "llama_p::get"),
         (" (/lib/libc.so.6+0x3c04f) (BuildId: 93ac)", ""),
         ("", ""),
-        (")>]}", ""),
+        (")>]", ""),
     ],
 )
 def test_functions(frame: str, name: str) -> None:
@@ -64,6 +64,7 @@ def test_functions(frame: str, name: str) -> None:
         ("x::operator()(int) const", "x::operator()"),
         ("x::operator bool() const", "x::operator bool"),
         ("operator delete[](void*)", "operator delete"),
+        ("bool cells::has(int) const::$_0::operator()(int) const", "cells::has::$_0::operator()"),
         ("toy(int, int)::{lambda(int)#1}::operator()(int) const", "toy::{lambda#1}::operator()"),
     ],
 )

@@ -310,8 +310,8 @@ class Box(IdealSandbox):
 
 
 # What a known fault ends, wherever it runs.
-ENDING = scenario_of(next(k for k in load_all() if k.name == "ubatch-rollback"))
-KNOWN_END = "llama-batch.cpp: GGML_ASSERT(n_ubatch > n_keep_tail) failed"
+ENDING = scenario_of(next(k for k in load_all() if k.name == "device-foreign"))
+KNOWN_END = "llama-context.cpp: GGML_ASSERT(mem_storage.find(seq_id_read) != mem_storage.end()) failed"
 
 
 class Toy:

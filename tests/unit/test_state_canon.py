@@ -7,8 +7,12 @@ from collections.abc import Sequence as Several
 
 import numpy as np
 import pytest
+from blob_builder import F32, attention, floats, sequence, u32
+from blob_builder import cells as built_cells
+from blob_builder import stream as built
 
-from subjects.state.canon import Key, Reader, canonical, differences, ranges, summary
+from subjects.state.canon import Key, Reader, Rows, canonical, differences, facts, ranges, summary
+from subjects.state.canon import Sequence as State
 from subjects.state.parse import SEQ_FILE_MAGIC, SEQ_MAGIC, TYPES, BadBlob
 
 K, V = Key("attn", 0, "k"), Key("attn", 0, "v")
@@ -111,6 +115,64 @@ def test_other_cells_come_first_and_once() -> None:
     assert summary(a, b, [found]) == found.text == "attention holds positions 0, 2 and should hold 0..2"
     empty = canonical(single(stream([])))[0]
     assert differences(a, empty)[0].text.endswith("should hold none")
+
+
+TEXT = [(0, 0, 5), (1, 1, 6), (2, 2, 7)]
+IMAGE = [(0, 0, 5), (1, 1, -1), (2, 1, -1)]
+
+
+def test_the_extension_of_cells_is_state_whatever_their_order() -> None:
+    def of(positions: Several[int], ext: Several[tuple[int, int, int]]) -> State:
+        return canonical(sequence(attention(built(positions, ext=ext))))[0]
+
+    a = of(range(3), TEXT)
+    assert a.extensions == {"attn": tuple(TEXT)}
+    assert differences(a, of([2, 0, 1], [TEXT[2], TEXT[0], TEXT[1]])) == []
+    for column in range(3):
+        ext = tuple(n + (i == column) for i, n in enumerate(TEXT[1]))
+        (found,) = differences(of(range(3), [TEXT[0], ext, TEXT[2]]), a)  # type: ignore[list-item]
+        assert (found.key, found.pos) == (Key("attn", -1, "extension"), 1)
+        assert found.text.endswith(f"position 1 are {', '.join(map(str, ext))} and should be 1, 1, 6")
+    # of what both hold, and behind the positions
+    assert [d.key.tensor for d in differences(of([0, 1], [TEXT[0], TEXT[2]]), a)] == ["cells", "extension"]
+    (found,) = differences(canonical(sequence(attention(built(range(3)))))[0], a)
+    assert found.text.endswith("none and should be 0, 0, 5")
+
+
+def test_cells_of_an_image_are_told_apart_by_their_extension() -> None:
+    """They share a position, and may lie in any order."""
+
+    def of(*order: int) -> State:
+        rows = u32(F32) + struct.pack("<Q", 8) + b"".join(floats(F32, 2, 10 * i) for i in order)
+        held = built_cells([1] * len(order), [[0]] * len(order), [(1, i, -1) for i in order])
+        return canonical(sequence(attention(u32(len(order)) + held + u32(0, 1) + rows + rows)))[0]
+
+    assert differences(of(0, 1, 2), of(2, 0, 1)) == []
+    assert differences(of(0, 1, 2), of(0, 1, 3)) != []
+
+
+def test_blobs_that_differ_in_extensions_have_one_layout() -> None:
+    reader = Reader()
+    one, other = (sequence(attention(built(range(3), ext=e))) for e in (TEXT, IMAGE))
+    assert reader.layout(one) is reader.layout(other)
+    assert reader.canonical(other)[0].extensions == {"attn": tuple(IMAGE)}
+
+
+def test_rows_without_cells_are_counted() -> None:
+    key = Key("csa_state", 0, "kv")
+    few, many = (State(rows={key: Rows(0, tuple(range(n)), np.zeros((n, 8), np.uint8))}) for n in (3, 4))
+    (found,) = differences(few, many)
+    assert found.text == "layer 0, csa_state compressor rows: 3 rows and should be 4"
+    many.rows[key].data[2] = 1
+    (found,) = differences(many, State(rows={key: Rows(0, tuple(range(4)), np.zeros((4, 8), np.uint8))}))
+    assert (found.pos, found.text) == (2, "layer 0, csa_state compressor rows number 2")
+
+
+def test_missing_rows_are_told_beside_other_cells() -> None:
+    a, b = canonical(single(stream(cells(0, 2))))[0], canonical(single(stream(cells(0, 1))))[0]
+    del a.rows[V]
+    assert [d.text for d in differences(a, b)][1:] == ["layer 0, attention V is missing"]
+    assert [f.what for f in facts(b, a)] == ["cells", "missing"]
 
 
 def test_ranges() -> None:

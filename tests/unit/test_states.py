@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 
 import pytest
+from blob_builder import attention, sequence
+from blob_builder import stream as built
 from fakes import MODEL, Tape, facts_of
 from test_state_canon import cells, single, stream, whole
 
 from oracles.account import Account
 from oracles.band import FAR, SAFETY, STEP, Bands, Measured
+from oracles.blob import BlobContract
 from oracles.ledger import OBSERVED_SLOTS, Item, Ledger, Seg, StateClaim, read
 from oracles.reference import StateReferences, key_of
 from oracles.state import State
-from oracles.states import compare_states
-from subjects.scenario import ContextParams, Edge, Restore, Save, SaveAll, SeqAdd, SeqRm
+from oracles.states import LOWEST, compare_states
+from subjects.scenario import PARTIAL, ContextParams, Edge, Restore, Save, SaveAll, SeqAdd, SeqRm
 from subjects.state.canon import Reader
 from subjects.trace import Blob, End, Trace
 
@@ -25,12 +28,13 @@ BAND = 0.01
 class Measures(Bands):
     """Bands of a library whose K and V differ by a hundredth."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: tuple[str, ...] = ("attn.k", "attn.v")) -> None:
         super().__init__(lambda _: [], MODEL, "a build", None)
+        self.names = names
 
     def measured(self, params: ContextParams) -> Measured:
         seen = {"split": BAND / SAFETY}
-        return Measured(runs=1, states={"attn.k": seen, "attn.v": seen}, state_scale={"attn.k": 4.0, "attn.v": 4.0})
+        return Measured(runs=1, states=dict.fromkeys(self.names, seen), state_scale=dict.fromkeys(self.names, 4.0))
 
 
 def kept(tape: Tape, *blobs: bytes) -> Tape:
@@ -52,14 +56,14 @@ def saved(blob: bytes, *, tokens: int = 2, flags: int = 0) -> Ledger:
     return ledger_of(kept(tape, blob), blob)
 
 
-def hold(ledger: Ledger, reference: bytes | None) -> Account:
+def hold(ledger: Ledger, reference: bytes | None, bands: Bands | None = None) -> Account:
     references = StateReferences()
     for claim in ledger.states:
         if reference is not None and claim.chain:
             data = len(reference).to_bytes(8, "little") + reference
             references.put(key_of(claim), [len(claim.chain)], Trace([], [], End("ok"), states=data))
     account = Account(ledger)
-    account.states = compare_states(ledger, references, Measures(), Reader())
+    account.states = compare_states(ledger, references, bands or Measures(), Reader())
     return account
 
 
@@ -73,6 +77,34 @@ CLEAN = single(stream(cells(0, 1)))
 def test_bands_decide(nudge: float, value: str) -> None:
     verdict = State().judge(hold(saved(single(stream(cells(1, 0), nudge=nudge))), CLEAN))
     assert verdict.value == value
+
+
+def test_rows_without_a_band_are_not_told_as_fine() -> None:
+    known = Measures(("attn.k",))
+    for nudge in (BAND / 2, 5.0):
+        account = hold(saved(single(stream(cells(0, 1), nudge=nudge))), CLEAN, known)
+        assert account.states.held[0].unjudged == "no band could be measured for attn.v"
+        verdict = State().judge(account)
+        assert (verdict.value, verdict.compared) == ("unknown", 0)
+    # what is equal to the bit needs no band, and what is missing is wrong without one
+    assert State().judge(hold(saved(single(stream(cells(1, 0)))), CLEAN, known)).value == "ok"
+    assert State().judge(hold(saved(single(stream(cells(0)))), CLEAN, known)).value == "violated"
+
+
+def test_a_partial_state_of_which_nothing_is_looked_at_is_unknown() -> None:
+    tape = Tape("hybrid").decode((0, [0, 1])).step(Save(seq=0, slot=0, flags=PARTIAL), 0, 0, PARTIAL, rc=len(CLEAN))
+    account = hold(ledger_of(kept(tape, CLEAN), CLEAN), single(stream(cells(0, 1), nudge=5.0)))
+    assert account.states.held[0].unjudged == "it has no part that the next token looks at"
+    assert State().judge(account).value == "unknown"
+
+
+def test_the_extension_of_a_cell_is_state() -> None:
+    clean, lost = (sequence(attention(built([0, 1], ext=[(0, 0, 5), (1, 1, t)]))) for t in (6, -1))
+    assert State().judge(hold(saved(clean), clean)).value == "ok"
+    (v,) = State().judge(hold(saved(lost), clean)).violations
+    assert v.key == "state:save:attn.extension"
+    assert "but attention: x, y, token of position 1 are 1, 1, -1 and should be 1, 1, 6." in v.because
+    assert v.check.expected == 2 * (12, 1, LOWEST, -1)
 
 
 def test_a_violation_argues_and_names_the_place() -> None:
@@ -96,7 +128,9 @@ def test_a_violation_argues_and_names_the_place() -> None:
 def test_missing_cells_are_wrong_and_have_no_size() -> None:
     (v,) = State().judge(hold(saved(single(stream(cells(0)))), CLEAN)).violations
     assert "but attention holds positions 0 and should hold 0..1." in v.because
-    assert (v.error, v.band, v.check.expected) == (0.0, 0.0, ())
+    assert (v.error, v.band) == (0.0, 0.0)
+    # the number of cells is behind the magic, the sequence and the number of streams; no position is left out
+    assert v.check.expected == 2 * (12, 0, LOWEST, -1)
     assert math.isfinite(v.error)
 
 
@@ -105,6 +139,7 @@ def test_an_emptied_sequence_must_hold_nothing() -> None:
     tape = Tape().decode((0, [1, 2])).step(SeqRm(seq=0), 0, -1, -1, rc=1, pos={0: (-1, -1)})
     tape.step(Save(seq=0, slot=0), 0, 0, 0, rc=len(blob))
     (v,) = State().judge(hold(ledger_of(kept(tape, blob), blob), None)).violations
+    assert v.check.expected == (12, 0, LOWEST, -1, -1, 0, 0, -1)  # there is nothing to compare with
     assert v.because.startswith(
         "Sequence 0 was emptied by operation 1, so nothing of it must be in what operation 2 saves"
     )
@@ -121,8 +156,25 @@ def test_a_restore_saved_again_is_compared_bit_for_bit_in_any_order() -> None:
         tape = kept(Tape().decode((0, [1, 2])).step(Save(seq=0, slot=0), 0, 0, 0, rc=len(CLEAN)), CLEAN)
         tape.step(Restore(seq=1, slot=0, resave=True), 0, 1, 0, rc=len(CLEAN), pos={1: (0, 1)})
         kept(tape, CLEAN, again)
-        found = hold(ledger_of(tape, CLEAN, again), CLEAN).states.again[2]
+        account = hold(ledger_of(tape, CLEAN, again), CLEAN)
+        found = account.states.again[2]
         assert (found.differences == ()) is equal
+        violations = BlobContract().judge(account).violations
+        assert bool(violations) is not equal
+        for v in violations:  # the row that differs is compared, in each blob where it is there
+            assert (v.key, v.check.what, v.check.expected[:2]) == ("blob:again:restore", "places", (0, 1))
+            was, now = v.check.expected[2:7], v.check.expected[7:]
+            assert CLEAN[was[1] : was[1] + was[3]] != other[now[1] : now[1] + now[3]]
+            assert was == now == (0, len(CLEAN) - 128, 1, 128, 256)
+
+
+def test_cells_that_a_restore_does_not_give_back_are_compared_as_such() -> None:
+    lost = single(stream([]), stream(cells(0, seq=1)), seq=1)
+    tape = kept(Tape().decode((0, [1, 2])).step(Save(seq=0, slot=0), 0, 0, 0, rc=len(CLEAN)), CLEAN)
+    tape.step(Restore(seq=1, slot=0, resave=True), 0, 1, 0, rc=len(CLEAN), pos={1: (0, 1)})
+    account = hold(ledger_of(kept(tape, CLEAN, lost), CLEAN, lost), CLEAN)
+    (v,) = BlobContract().judge(account).violations
+    assert v.check.expected == (0, 1, 12, 0, LOWEST, -1, 16, 0, LOWEST, -1)
 
 
 def test_claims_are_made_where_the_history_is_known() -> None:
