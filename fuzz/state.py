@@ -29,6 +29,7 @@ from subjects.scenario import (
     SeqKeep,
     SeqRm,
 )
+from subjects.state.names import names
 
 __all__ = ["Seq", "Slot", "State", "Traits", "broken", "params_broken", "traits_from_facts", "traits_of", "valid"]
 
@@ -110,7 +111,8 @@ def broken(state: State, op: Op) -> list[str]:
         case Reopen():
             return params_broken(op.params or state.params, state.traits)
         case Corrupt():
-            return ["corrupt.slot"] if op.slot not in state.slots else []
+            unknown = any(e.where and e.where not in names() for e in op.edits)
+            return (["corrupt.slot"] if op.slot not in state.slots else []) + (["corrupt.where"] if unknown else [])
         case Ask():
             return ids("ask", op.seq)
         case _:

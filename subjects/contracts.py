@@ -498,7 +498,10 @@ CONTRACTS: dict[str, Contract] = {
         Contract(
             "corrupt",
             "(changes a saved state in host hands)",
-            owes=(_n("corrupt.slot", "the slot holds something", "of redraft's own making"),),
+            owes=(
+                _n("corrupt.slot", "the slot holds something", "of redraft's own making"),
+                _n("corrupt.where", "an edit names a field that some blob has", "of redraft's own making"),
+            ),
             gets=(_n("corrupt.harmless", "nothing happens before the state is restored"),),
             forms=(*get_args(How), "several edits", "host blob", "device blob", "whole context"),
         ),

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 
 # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY and LLAMA_STATE_SEQ_FLAGS_ON_DEVICE
 PARTIAL = 1
