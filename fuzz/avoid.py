@@ -204,6 +204,25 @@ def _queued_copy(state: State, op: Op) -> bool:
             return False
 
 
+def _queued_source(state: State, op: Op) -> bool:
+    """llama_dsv4_comp_state::seq_cp() only queues the copy of its rows: what is done to the source before the next
+    decode is done to the copy's rows too.
+    """
+    if not state.sources:
+        return False
+    match op:
+        case SeqRm() | SeqAdd() | SeqDiv() | Restore():
+            return op.seq < 0 or op.seq in state.sources
+        case SeqCp():
+            return op.dst in state.sources and op.src != op.dst
+        case SeqKeep():
+            return state.sources != {op.seq}
+        case RestoreAll():
+            return True
+        case _:
+            return False
+
+
 def _queued_shift(state: State, op: Op) -> bool:
     """llama_kv_cache::seq_add() moves positions at once and rotates keys at the next decode: a state in between has the
     new positions and the old keys. A decode that is aborted in that rotation leaves it to be done again.
@@ -360,6 +379,9 @@ AVOIDANCES: dict[str, Avoidance] = {
             "moved-rollback", "rollback of a sequence after others were decoded: another's planes", _moved_rollback
         ),
         Avoidance("queued-copy", "save or restore between seq_cp and the next decode, kv_unified off", _queued_copy),
+        Avoidance(
+            "queued-source", "a change of a sequence between its copy and the next decode, deepseek4", _queued_source
+        ),
         Avoidance("queued-shift", "save between seq_add or seq_div and the next decode", _queued_shift),
         Avoidance("half-restore", "a refused restore leaves memory parts in different states", _half_restore),
         Avoidance("empty-restore", "restore of an empty sequence's state leaves the target as it was", _empty_restore),

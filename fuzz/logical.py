@@ -122,6 +122,8 @@ class State:
     device: dict[int, int] = field(default_factory=dict)
     # sequences with a copy between streams, or a shift of their keys, that waits for the next decode
     queued: set[int] = field(default_factory=set)
+    # sequences whose compressor state (deepseek4) waits to be copied
+    sources: set[int] = field(default_factory=set)
     # cells were freed in this context, so that new rows may go before older ones
     holes: bool = False
     shifted: set[int] = field(default_factory=set)
@@ -134,7 +136,7 @@ class State:
         self.params = params
         self.seqs = [Seq() for _ in range(params.n_seq_max)]
         self.device = {}
-        self.queued, self.shifted = set(), set()
+        self.queued, self.shifted, self.sources = set(), set(), set()
         self.holes = False
         self.n_rs = params.n_rs_seq if self.traits.rollback else 0
 
@@ -287,7 +289,7 @@ class State:
 
     def _pass(self, decoded: set[int]) -> None:
         """A decode happened: what was queued is done, and the sequences that it left out were passed by."""
-        self.queued, self.shifted = set(), set()
+        self.queued, self.shifted, self.sources = set(), set(), set()
         for i, s in enumerate(self.seqs):
             s.passed = i not in decoded
 
@@ -414,6 +416,8 @@ class State:
         src.cell = new.cell = src.cell or -self._fresh()
         if not self.params.kv_unified and self.traits.memory != "recurrent":
             self.queued |= {op.src, op.dst}
+        if self.traits.any_rollback:
+            self.sources.add(op.src)
         if op.src in self.shifted:
             self.shifted.add(op.dst)
         self.seqs[op.dst] = new if new.spans else Seq()

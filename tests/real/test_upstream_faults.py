@@ -78,6 +78,14 @@ TABLE = (
         says="wrong sequence state magic",
     ),
     Row(
+        "cp-then-rm",
+        ("deepseek4",),
+        "wrong",
+        "fault",
+        "llama_dsv4_comp_state::seq_cp queues the copy until the next decode, and seq_rm of the source clears the rows "
+        "before; llama.h says of seq_cp that it copies.",
+    ),
+    Row(
         "stuck-cell",
         ("llama",),
         "wrong",
