@@ -158,8 +158,10 @@ def _pending_copy(state: State, op: Op) -> bool:
     """llama_memory_recurrent::seq_cp() leaves both rs_idx as they are: the copy of a rolled back sequence is not rolled
     back.
     """
-    if not isinstance(op, SeqCp) or op.src == op.dst or state.traits.any_rollback:
+    if not isinstance(op, SeqCp) or op.src == op.dst:
         return False
+    if state.traits.any_rollback:  # deepseek4 resets the copy's own, and does not take the source's
+        return state.pending(op.src)
     return state.pending(op.src) or (0 <= op.dst < len(state.seqs) and state.seqs[op.dst].haunted)
 
 

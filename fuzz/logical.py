@@ -414,7 +414,7 @@ class State:
             new.edited = new.edited or p0 > 0
         new.pending, new.copied, new.haunted = False, True, self.seqs[op.dst].haunted
         src.cell = new.cell = src.cell or -self._fresh()
-        if not self.params.kv_unified and self.traits.memory != "recurrent":
+        if (not self.params.kv_unified and self.traits.memory != "recurrent") or self.traits.any_rollback:
             self.queued |= {op.src, op.dst}
         if self.traits.any_rollback:
             self.sources.add(op.src)

@@ -54,8 +54,14 @@ class Complaint(msgspec.Struct, frozen=True):
 
 
 def read() -> TargetConfig:
-    """The configuration of this process. Raises KeyError or msgspec.ValidationError where there is none."""
-    return msgspec.json.decode(os.environ[VARIABLE], type=TargetConfig)
+    """The configuration of this process, which ends with a sentence where there is none."""
+    how = "targets are run by `redraft fuzz --engine coverage --target NAME`, which sets it"
+    if VARIABLE not in os.environ:
+        sys.exit(f"the environment variable {VARIABLE}, which says what is tested, is missing: {how}")
+    try:
+        return msgspec.json.decode(os.environ[VARIABLE], type=TargetConfig)
+    except msgspec.DecodeError as e:
+        sys.exit(f"the environment variable {VARIABLE} cannot be read ({e}): {how}")
 
 
 class Complaints:

@@ -30,9 +30,10 @@ class Runnable(Protocol):
 
 def main(target: Runnable) -> None:
     """Hand the process to libFuzzer; its options are the command line's."""
+    config = read()
     import atheris
 
-    atheris.Setup(sys.argv, counting(target, read()))
+    atheris.Setup(sys.argv, counting(target, config))
     atheris.Fuzz()
 
 

@@ -221,9 +221,7 @@ class Stage:
             one, other = self._reader.canonical(a)[0], self._reader.canonical(b)[0]
         except BadBlob:
             return False
-        if one.positions != other.positions or one.rows.keys() != other.rows.keys():
-            return False
-        return all(np.array_equal(r.data, other.rows[k].data) for k, r in one.rows.items())
+        return not differences(one, other)
 
     def _next_row(self) -> Floats:
         """The neighbour's next row."""
