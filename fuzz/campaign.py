@@ -66,6 +66,8 @@ class Status:
     findings: list[dict[str, Any]] = field(default_factory=list)
     doing: dict[int, str] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
+    instrumented: str = ""
+    """the build that targets run on"""
 
     def total(self, name: str) -> int:
         """Sum of a counter over the jobs."""
@@ -139,8 +141,18 @@ class Result:
         """Findings that are no known fault."""
         return [f for f in self.status.findings if f["known"] is None]
 
+    @property
+    def gave_up(self) -> list[int]:
+        """Jobs for which no target runs."""
+        return [j for j, p in self.status.jobs.items() if p.gave_up]
+
+    @property
+    def unsaved(self) -> list[int]:
+        """Jobs that could not write where they are."""
+        return [j for j, p in self.status.jobs.items() if p.unsaved]
+
     def exit_code(self, fail_on: FailOn) -> int:
-        """0 nothing new, 1 new findings, 2 jobs died or findings not written, 3 nothing judged, 130 interrupted."""
+        """0 nothing new, 1 new findings, 2 jobs died, gave up or could not write, 3 nothing judged, 130 interrupted."""
         if self.interrupted:
             return 130
         s = self.status
@@ -149,11 +161,12 @@ class Result:
         # an input that ended a target was tried too
         tried = any(t.tried or t.crashes for t in s.targets().values())
         judged = tried or s.total("scenarios") > s.total("unjudged")
+        trouble = self.died or self.gave_up or self.unsaved
         if not judged:
-            return 2 if self.died else 3
+            return 2 if trouble else 3
         if (fail_on == "new" and self.new) or (fail_on == "any" and s.findings):
             return 1
-        return 2 if self.died else 0
+        return 2 if trouble else 0
 
     def document(self) -> dict[str, Any]:
         """The one document of --json."""
@@ -167,6 +180,7 @@ class Result:
             "unreproduced": s.total("unreproduced"),
             "interrupted": self.interrupted,
             "died": self.died,
+            "unsaved": self.unsaved,
             "troubles": s.troubles,
             "reasons": _sum(p.unknown for p in s.jobs.values()),
             "coverage": s.coverage(),
@@ -183,6 +197,8 @@ class Result:
         s = self.status
         return {
             "executions": s.total("executions"),
+            "gave_up": self.gave_up,
+            "inputs": s.total("inputs"),
             "tried": sum(t.tried for t in s.targets().values()),
             "targets": {
                 name: {
@@ -293,7 +309,9 @@ def run(
 
     Ctrl-C and SIGTERM end the jobs, which keep what they have; the result then says interrupted.
     """
-    status = Status(out, minutes, scenarios, findings=found_so_far(out))
+    status = Status(
+        out, minutes, scenarios, findings=found_so_far(out), instrumented=coverage.build if coverage else ""
+    )
     processes: dict[int, subprocess.Popen[bytes]] = {}
     stop = False
 
@@ -372,8 +390,8 @@ def _listen(
                 continue
             lines, _, rest[key.data] = (rest[key.data] + data).rpartition(b"\n")
             for event in events(lines):
-                _take(status, event, done)
-                listen(status, event)
+                if _take(status, event, done):
+                    listen(status, event)
         listen(status, None)
         if stopped() and told_to_stop is None:
             told_to_stop = time.monotonic()
@@ -385,7 +403,8 @@ def _listen(
     return [j for j in processes if j not in done]
 
 
-def _take(status: Status, event: dict[str, Any], done: set[int]) -> None:
+def _take(status: Status, event: dict[str, Any], done: set[int]) -> bool:
+    """Keep what an event tells; False for a finding that is known of already."""
     job = int(event.get("job", -1))
     match event["event"]:
         case "progress":
@@ -398,10 +417,19 @@ def _take(status: Status, event: dict[str, Any], done: set[int]) -> None:
             status.doing[job] = str(event["text"])
         case "finding":
             status.doing.pop(job, None)
-            status.findings.append({k: v for k, v in event.items() if k not in ("event", "job")})
+            found = {k: v for k, v in event.items() if k not in ("event", "job")}
+            if any(_same(f, found) for f in status.findings):
+                return False
+            status.findings.append(found)
         case "trouble":
             status.troubles.append(str(event["text"]))
         case "done":
             done.add(job)
         case _:
             pass
+    return True
+
+
+def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether two summaries are of one folder; jobs name it from the root."""
+    return Path(a["path"]).name == Path(b["path"]).name

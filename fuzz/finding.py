@@ -46,7 +46,8 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     signature: oracle/culprit/memory, what makes two findings one. route: how state got where it is wrong ("" for none).
     known: name of the known fault that it is. reproduced: (n, m), n of m re-runs showed it. scenario: the smallest
     program; its operation `culprit` broke it. attached: what other oracles said of the same run, a line each. end: for
-    a crash, the text of the assertion. hang: it was killed because it took too long.
+    a crash, the text of the assertion. hang: it was killed because it took too long. found_by: options of the campaign,
+    as on the command line.
     """
 
     signature: str
@@ -68,6 +69,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     hang: bool = False
     seed: int | None = None
     job: int | None = None
+    found_by: str = ""
     environment: dict[str, str | int | list[str]] = {}
     version: int = VERSION
 

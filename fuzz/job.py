@@ -140,7 +140,11 @@ class Job:
         self.began = time.monotonic()
         self.before = self.progress.seconds
         self.stopped = False
+        self.found_by = ""
+        """options that findings name beside the seed"""
+        self.progress.unsaved = False
         self._told = 0.0
+        self._not_written: set[str] = set()
         if config.avoid == "always":
             self.progress.avoiding = sorted({k.avoidance for k in self.known})
         signal.signal(signal.SIGTERM, self._stop)
@@ -183,7 +187,7 @@ class Job:
                 self._finish()
             whole = True
         finally:
-            self.journal.save(self.progress)
+            self._save()
             self.journal.close()
             self.sandbox.close()
             self._tell_progress(force=True)
@@ -212,7 +216,7 @@ class Job:
                 avoider = Avoider(p.avoiding)
             self._examine(avoider.repair(program, model.traits), model)
         p.slices, p.in_slice = p.slices + 1, 0
-        self.journal.save(p)
+        self._save()
 
     # --- one program --------------------------------------------------------------------------------------------------
 
@@ -259,8 +263,13 @@ class Job:
 
     def _trouble(self, program: Scenario, what: str) -> None:
         """A fault of ours costs one program or report, not the campaign; the program is kept."""
-        kept = self.journal.trouble(program)
-        emit("trouble", job=self.config.job, text=f"{kept} {what}:\n{traceback.format_exc()}")
+        told = traceback.format_exc()
+        try:
+            kept = self.journal.trouble(program)
+        except OSError as e:
+            self._cannot_write(e)
+            kept = "a program"
+        emit("trouble", job=self.config.job, text=f"{kept} {what}:\n{told}")
 
     def _violated(self, judgement: Judgement, model: Model, bed: Bed) -> None:
         p = self.progress
@@ -271,7 +280,10 @@ class Job:
         if any(triggers(name, judgement.executed, model.traits) for name in p.tired):
             return  # most likely one of those that were triaged often enough
         p.symptoms[symptom] = p.symptoms.get(symptom, 0) + 1
-        self.journal.pending(judgement.executed)
+        try:
+            self.journal.pending(judgement.executed)
+        except OSError as e:
+            self._cannot_write(e)
         emit("reducing", job=self.config.job, symptom=str(Symptom.of(first).key))
         try:
             result = triage(
@@ -291,7 +303,7 @@ class Job:
         except Exception:
             self._trouble(judgement.executed, "could not be made a finding")
         self.journal.settled()
-        self.journal.save(p)
+        self._save()
 
     def _found(self, t: Triaged, model: Model, symptom: str, bed: Bed) -> None:
         known = match(t.signature, t.scenario, model.traits, self.known, t.culprit)
@@ -307,7 +319,7 @@ class Job:
             if p.symptoms[own] == TRIAGES:
                 p.tired = sorted({*p.tired, known.avoidance})
         config = msgspec.structs.replace(self.config, build=bed.build, environment=bed.environment)
-        finding = make(t, known, config)
+        finding = make(t, known, config, self.found_by)
         if bed.note:
             finding = msgspec.structs.replace(finding, title=f"{finding.title} ({bed.note})")
         folder = Path(self.config.out) / "findings"
@@ -327,6 +339,21 @@ class Job:
                 emit("trouble", job=self.config.job, text=f"cannot write {folder / finding.slug}: {e}")
             return
         emit("finding", job=self.config.job, **summary(finding, path))
+
+    def _save(self) -> None:
+        """Keep where the job is."""
+        try:
+            self.journal.save(self.progress)
+        except OSError as e:
+            self._cannot_write(e)
+
+    def _cannot_write(self, e: OSError) -> None:
+        """What cannot be written, a full disk for one, is told of once a file and costs no more than that file."""
+        self.progress.unsaved = True
+        text = f"cannot write {e.filename}: {e.strerror}"
+        if text not in self._not_written:
+            self._not_written.add(text)
+            emit("trouble", job=self.config.job, text=text)
 
     # --- telling ------------------------------------------------------------------------------------------------------
 
@@ -348,8 +375,8 @@ def _made_for(program: Scenario, model: Model) -> bool:
     return a is None or b is None or (a.kind, a.draft, a.impl) == (b.kind, b.draft, b.impl)
 
 
-def make(t: Triaged, known: KnownFault | None, config: JobConfig) -> findings.Finding:
-    """The finding of a triaged violation."""
+def make(t: Triaged, known: KnownFault | None, config: JobConfig, found_by: str = "") -> findings.Finding:
+    """The finding of a triaged violation. found_by: options of the campaign."""
     v = t.violation
     # two faults may show themselves with one signature: a known one must hide neither another known one nor a new one
     identity = f"{t.signature}|{known.name}" if known else t.signature
@@ -380,6 +407,7 @@ def make(t: Triaged, known: KnownFault | None, config: JobConfig) -> findings.Fi
         hang=trace.end.how == "hang",
         seed=config.seed,
         job=config.job,
+        found_by=found_by,
         environment=config.environment,
     )
 
@@ -445,12 +473,16 @@ def main() -> None:
         # PR_SET_PDEATHSIG: a job that outlived its campaign by a reduction would write into what --resume works on
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=JobConfig)
-    if config.coverage is None:
-        Job(config).run()
-    else:
-        from fuzz.engine.job import CoverageJob  # over this module
+    try:
+        if config.coverage is None:
+            Job(config).run()
+        else:
+            from fuzz.engine.job import CoverageJob  # over this module
 
-        CoverageJob(config, config.coverage).run()
+            CoverageJob(config, config.coverage).run()
+    except OSError as e:  # a full disk most likely, which a traceback does not say more of
+        emit("trouble", job=config.job, text=f"job {config.job} cannot go on: {e}")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

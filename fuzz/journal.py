@@ -9,7 +9,7 @@ out/state/inflight-N.bin   the program that job N is judging right now (memory m
 and with the coverage-guided engine
 
 out/corpus/TARGET/         inputs that reach something that the others do not
-out/crashes/               inputs whose crash showed nowhere else, and what was said, some of each kind
+out/crashes/               inputs whose crash showed nowhere else, as programs too, and what was said, one of each kind
 out/state/crash-N/TARGET/  inputs that ended a target, until they have been looked at
 out/state/tmp-N/           temporary files of job N's targets
 out/state/report-N.jsonl   what a target's own checks complain of
@@ -19,6 +19,7 @@ out/state/tried-N.bin      how many inputs its target did something with
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import shutil
@@ -36,13 +37,19 @@ _IN_FLIGHT_BYTES = 1 << 18
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, tmp = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-    with os.fdopen(fd, "wb") as f:
-        f.write(data)
-    Path(tmp).chmod(0o644)
-    Path(tmp).replace(path)
+    """Replace a file in one step. Raises OSError, which names the file."""
+    tmp = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, tmp = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+        with os.fdopen(fd, "wb") as f:
+            f.write(data)
+        Path(tmp).chmod(0o644)
+        Path(tmp).replace(path)
+    except OSError as e:
+        if tmp:
+            Path(tmp).unlink(missing_ok=True)
+        raise OSError(e.errno, e.strerror or str(e), str(path)) from None  # a full disk says no name
 
 
 def sweep(state: Path) -> None:
@@ -93,8 +100,10 @@ class Progress(msgspec.Struct):
 
     symptoms: triaged violations by oracle, key and memory. avoiding: known faults met so far. tired: known faults that
     were triaged often enough, where none are avoided. rate: executions a second right now. crashes: ends of targets, by
-    what identifies them; examined: how many of these were looked at; lost: of these, those that showed nowhere else.
-    undefined: places of undefined behaviour that a sanitizer told of while the target went on.
+    what identifies them; examined: how many of these were looked at (until a known fault is stepped round); inputs:
+    that were tried as programs; lost: of these, those that showed nowhere else. undefined: places of undefined
+    behaviour that a sanitizer told of while the target went on. gave_up: no target runs. unsaved: something of this
+    could not be written.
     """
 
     slices: int = 0
@@ -116,8 +125,11 @@ class Progress(msgspec.Struct):
     targets: dict[str, TargetProgress] = {}
     crashes: dict[str, int] = {}
     examined: dict[str, int] = {}
+    inputs: int = 0
     lost: int = 0
     undefined: dict[str, int] = {}
+    gave_up: bool = False
+    unsaved: bool = False
 
 
 class Journal:
@@ -131,7 +143,7 @@ class Journal:
         self._in_flight = self.state / f"inflight-{job}.bin"
         self.left_over = self._left_over()
         self._fd = os.open(self._in_flight, os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(self._fd, _IN_FLIGHT_BYTES)
+        _reserve(self._fd, _IN_FLIGHT_BYTES, self._in_flight)
         self._map = mmap.mmap(self._fd, _IN_FLIGHT_BYTES)
 
     def _left_over(self) -> list[Scenario]:
@@ -186,6 +198,21 @@ class Journal:
         self._map[0:4] = b"\0\0\0\0"
         self._map.close()
         os.close(self._fd)
+
+
+def _reserve(fd: int, size: int, path: Path) -> None:
+    """Make a file so large that all of it can be mapped and written: one with holes ends the process on a full disk.
+
+    Raises OSError.
+    """
+    os.ftruncate(fd, size)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except AttributeError:  # not Linux
+        return
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # file systems that cannot
+            raise OSError(e.errno, e.strerror, str(path)) from None
 
 
 def read_json(path: Path) -> Any:

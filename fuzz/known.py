@@ -63,6 +63,11 @@ def scenario_of(fault: KnownFault, folder: Path = FOLDER) -> Scenario:
     return load_scenario((folder.parent / "scenarios" / fault.scenario).read_bytes())
 
 
+def signed(fault: KnownFault, signature: str) -> bool:
+    """Whether a fault shows itself with a signature."""
+    return any(fnmatch.fnmatchcase(signature, p) for p in fault.signatures)
+
+
 def match(
     signature: str, scenario: Scenario, traits: Traits, faults: list[KnownFault], culprit: int
 ) -> KnownFault | None:
@@ -71,7 +76,7 @@ def match(
     Its trigger must be the operation to blame, or lie before it: what comes later cannot have caused the violation.
     """
     for fault in faults:
-        if any(fnmatch.fnmatchcase(signature, p) for p in fault.signatures):
+        if signed(fault, signature):
             at = triggered(fault.avoidance, scenario, traits)
             if at is not None and at <= culprit:
                 return fault

@@ -260,6 +260,8 @@ class State:
                 self._decode(op)
             case Draft():
                 self._grow(op.seq, op.n, self._fresh(), 1)
+                if 0 <= op.seq < len(self.seqs) and op.n > 0:
+                    self.seqs[op.seq].last_batch = 1
                 self._pass({op.seq})
             case Save() if 0 <= op.seq < len(self.seqs):
                 self._put(op.slot, False, op.flags, op.medium, op.seq, [self.seqs[op.seq].copy()])

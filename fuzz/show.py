@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz.campaign import Result, Status
+from fuzz.repro.phrases import count
 from subjects.driver_contracts import DRIVER_CONTRACTS
 from subjects.scenario import OP_NAMES
 
@@ -56,6 +58,8 @@ class Progress:
         if event and event["event"] == "note" and event["text"] not in self._noted:
             self._noted.add(event["text"])  # each job tells
             self.console.print(Text(event["text"], style="dim"))
+        if event and event["event"] == "doing" and not self._live:
+            self.console.print(Text(f"job {event['job']}: {event['text']}", style="dim"))
         if self._live:
             self._live.update(live(status))
         elif time.monotonic() - self._last > PLAIN_EVERY:
@@ -81,7 +85,7 @@ def headline(s: Status) -> str:
         corpus, crashes = (sum(getattr(t, x) for t in targets.values()) for x in ("corpus", "crashes"))
         return (
             f"{s.total('executions'):,} executions, {s.total('rate')}/s, {edges} edges, corpus {corpus}, "
-            f"{crashes} crashes, findings: {new} new, {len(s.findings) - new} known{time_left}"
+            f"{crashes} went wrong, findings: {new} new, {len(s.findings) - new} known{time_left}"
         )
     cells = len(s.coverage())
     return (
@@ -100,10 +104,11 @@ def live(s: Status) -> RenderableType:
 
 
 def target_table(s: Status) -> Table:
-    """What each target of the coverage-guided engine did. Executions a second are those of one process."""
+    """What each target of the coverage-guided engine did. Executions a second are those of one process. What went wrong
+    are inputs that ended the target or broke one of its checks."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("target", no_wrap=True)
-    for name in ("executions", "exec/s", "edges", "features", "corpus", "crashes"):
+    for name in ("executions", "exec/s", "edges", "features", "corpus", "went wrong"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, t in s.targets().items():
         rate = f"{t.executions / t.seconds:.0f}" if t.seconds else "-"
@@ -154,18 +159,24 @@ def final(result: Result, console: Console) -> None:
         console.print(
             f"Folders are in {s.out / 'findings'}; each README.md there can be pasted into a bug report.", markup=False
         )
-    else:
+    elif not result.gave_up:
         console.print("Nothing was found.")
     if targets:
         _engine(result, console)
     else:
         _scenarios(s, console)
     if s.total("unwritten"):
-        console.print(f"[bold red]{s.total('unwritten')} findings could not be written; see the lines above[/]")
-    if result.died:
+        unwritten = count(s.total("unwritten"), "finding")
+        console.print(f"[bold red]{unwritten} could not be written; see the lines above[/]")
+    if result.gave_up:
+        console.print(f"[bold red]no target runs any more in {_jobs(result.gave_up)}; what they said is above[/]")
+    if result.unsaved:
         console.print(
-            f"[bold red]job {', '.join(map(str, result.died))} ended before its time; --resume goes on with it[/]"
+            f"[bold red]{_jobs(result.unsaved)} could not write everything; see the lines above. --resume may begin "
+            "earlier[/]"
         )
+    if result.died:
+        console.print(f"[bold red]{_jobs(result.died)} ended before the time; --resume goes on[/]")
     if result.interrupted:
         console.print("Interrupted; everything found so far is kept. --resume with the same --out goes on.")
 
@@ -174,29 +185,41 @@ def _engine(result: Result, console: Console) -> None:
     """What is to be said of a coverage-guided run beside its tables."""
     s, document = result.status, result.document()
     crashes, undefined = document["crashes"], document["undefined"]
-    n = sum(crashes.values())
+    n, inputs, lost = sum(crashes.values()), s.total("inputs"), s.total("lost")
     console.print(
-        f"{s.total('executions'):,} executions in {s.seconds:.0f} s, {document['tried']:,} of them not skipped; "
-        f"{n} crashes and complaints of {len(crashes)} kinds, {s.total('scenarios')} inputs tried as programs."
+        f"{count(s.total('executions'), 'execution', ',')} in {s.seconds:.0f} s, {document['tried']:,} of them not "
+        f"skipped; {count(n, 'input')} ended a target or broke one of its checks (went wrong), in "
+        f"{count(len(crashes), 'way')}."
     )
-    if s.total("lost"):
+    if inputs:
+        tried = "was tried as a program" if inputs == 1 else "were tried as programs"
+        console.print(f"{inputs} of these, the first few of each way, {tried}.")
+    if lost:
+        showed = "showed nowhere else and is no finding" if lost == 1 else "showed nowhere else and are no findings"
+        kept = s.out / "crashes"
+        again = shlex.join(["redraft", "replay", str(kept), "--build", s.instrumented])
         console.print(
-            f"{s.total('lost')} of these showed nowhere else and are no findings; inputs and logs are in "
-            f"{s.out / 'crashes'}",
+            f"{lost} of the inputs tried {showed}. Inputs, programs and logs are in {kept}, one of each way; `{again}` "
+            "runs them where they were met, without --build on the installed library.",
             markup=False,
         )
     for text, times in undefined.items():
-        console.print(f"undefined behaviour, {times} times: {text}", markup=False, highlight=False)
+        console.print(f"undefined behaviour, {count(times, 'time')}: {text}", markup=False, highlight=False)
     if (picture := s.out / "coverage.png").exists():
         console.print(f"Coverage over time is in {picture}", markup=False)
 
 
+def _jobs(numbers: list[int]) -> str:
+    return f"job{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
+
+
 def _scenarios(s: Status, console: Console) -> None:
     """What is to be said of a run of made up programs beside its tables."""
-    n = s.total("scenarios")
+    n, lost = s.total("scenarios"), s.total("unreproduced")
     rate = 100 * s.total("unjudged") / n if n else 0.0
     console.print(
-        f"{n} scenarios in {s.seconds:.0f} s ({s.per_second:.0f}/s); {s.total('unjudged')} without a judged "
+        f"{count(n, 'scenario')} in {s.seconds:.0f} s ({s.per_second:.0f}/s); {s.total('unjudged')} without a judged "
         f"comparison ({rate:.1f} %); "
-        f"{s.total('unreproduced')} violations did not reproduce in a fresh context and are not reported."
+        f"{count(lost, 'violation')} did not reproduce in a fresh context and {'is' if lost == 1 else 'are'} not "
+        "reported."
     )

@@ -7,6 +7,19 @@ from oracles.base import Oracle, OracleFailure
 from oracles.verdict import Check, Verdict, Violation
 from subjects.contracts import rule
 
+HOW = {
+    "empty": "made empty",
+    "short": "that lacks its last byte",
+    "long": "with 4 zero bytes appended",
+    "magic": "with the top bit of a 32-bit number flipped",
+    "width": "cut in half",
+    "negative": "with a 32-bit number set to -2",
+    "huge": "with a 32-bit number set to 2147483647",
+    "model": "of another model",
+    "other": "that begins as another driver's",
+}
+"""What was done to it, in the words of the program (fuzz/repro/driver_words.py)."""
+
 
 class DriverStateFailure(OracleFailure):
     """A malformed driver state was taken, or refused without a word."""
@@ -31,7 +44,7 @@ class DriverState(Oracle):
         found = []
         for step, how, told in driven.drive.refusals:
             after = [h for h in driven.held if h.claim.step > step and h.wrong and h.claim.line.shaped[-1:] == (step,)]
-            text = f"In operation {step} a driver state that was made {how} must be refused"
+            text = f"In operation {step} a driver state {HOW[how]} must be refused"
             if after:
                 text += " and change nothing; but it was taken: the next draft is wrong."
                 found.append(self._violation(step, f"{kind}:taken", "mangle.refused", text, how))

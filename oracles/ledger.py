@@ -66,7 +66,8 @@ class History:
     items: how it came to be, for a reference to repeat. length: next free position. shaped: scenario operations other
     than decodes that it went through, latest last. kinds: composition changes that honest float noise may follow from
     (see oracles.band). positions: the positions held, kept only once an edit made them other than 0 .. length-1.
-    fresh_shape: no output row was seen since the latest of `shaped`.
+    fresh_shape: no output row was seen since the latest of `shaped`. emptied_by: of one that is empty, the operation
+    that made it so or was the last that could have put something there, -1 where it never held anything.
     """
 
     items: tuple[Item, ...] = ()
@@ -79,6 +80,7 @@ class History:
     # subject or in a reference that repeats the items
     outputs: int = 0
     gone: int = 0
+    emptied_by: int = -1
 
     @property
     def empty(self) -> bool:
@@ -146,6 +148,7 @@ class RowClaim:
 class StateClaim:
     """Blob `blob` of a step holds sequence `seq` (of a whole context where `whole`), whose state must be the one that
     `chain` gives in a clean context. positions: what it must hold. partial: only windows and recurrent parts are in it.
+    emptied_by: of an empty chain, see History.
     """
 
     step: int
@@ -159,6 +162,7 @@ class StateClaim:
     facts: Facts
     whole: bool
     partial: bool
+    emptied_by: int = -1
 
 
 @dataclass(slots=True)
@@ -315,7 +319,11 @@ class _Fold:
             self.states[seq] = state
             if isinstance(state, History) and state.empty:
                 # what emptied it stays in `shaped`: it is the first suspect if something is left over
-                self.states[seq] = History(shaped=(*state.shaped, m.step.op), fresh_shape=True)
+                by = m.step.op
+                was = m.before.get(seq)
+                if isinstance(m.op, SeqRm | SeqKeep | Clear) and isinstance(was, History) and was.empty:
+                    by = was.emptied_by  # it put nothing there and had nothing to remove
+                self.states[seq] = History(shaped=(*state.shaped, m.step.op), fresh_shape=True, emptied_by=by)
                 self._unshare(seq)
 
     def _unshare(self, seq: int) -> None:
@@ -367,7 +375,8 @@ class _Fold:
             if not whole:
                 now = self.states[seq]
                 assert isinstance(now, History)
-                self.states[seq] = self._shape(now, m.step.op, "split")
+                now = self._shape(now, m.step.op, "split")
+                self.states[seq] = replace(now, emptied_by=m.step.op) if now.empty else now
 
     def _decode_on_unknown(self, state: State | None, seq: int, mine: list[tuple[int, int, int]], m: Moment) -> None:
         if isinstance(state, HalfRestored):
@@ -609,7 +618,18 @@ class _Fold:
             partial = bool(flags & PARTIAL) and (self.facts.hybrid or self.facts.recurrent or self.facts.n_swa > 0)
             chain, positions, kinds = state.items, state.held() if state.items else (), state.kinds
             claim = StateClaim(
-                m.step.op, blob, seq, chain, positions, kinds, state.shaped, self.params, self.facts, whole, partial
+                m.step.op,
+                blob,
+                seq,
+                chain,
+                positions,
+                kinds,
+                state.shaped,
+                self.params,
+                self.facts,
+                whole,
+                partial,
+                state.emptied_by,
             )
             self.ledger.states.append(claim)
 

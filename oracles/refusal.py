@@ -91,7 +91,7 @@ class Refusal(Oracle):
             s = (changed or emptied)[0]  # not `kept`: that one is as it was, so a check of it shows nothing
             because = (
                 f"Operation {m.step.op} was refused, so sequence {s} must be as it was, positions {m.pos_before[s]}, "
-                f"or empty (and all sequences alike); "
+                f"or empty{' (and all sequences alike)' if isinstance(m.op, RestoreAll) else ''}; "
                 f"but it has positions {m.step.pos[s]}."
             )
             check = Check(kind="positions", step=m.step.op, seq=s, expected=m.pos_before[s])

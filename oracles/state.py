@@ -9,7 +9,7 @@ import math
 
 from oracles.account import Account
 from oracles.base import Oracle, OracleFailure
-from oracles.ledger import Moment
+from oracles.ledger import Moment, StateClaim
 from oracles.reference import key_of, solo
 from oracles.rows import DOUBT, NAME_OF, promised
 from oracles.states import HeldState
@@ -44,7 +44,7 @@ class State(Oracle):
                 unknown.append(DOUBT)
             elif h.wrong:
                 found = self._violation(account, h)
-                if (which := (h.claim.seq, found.key, h.claim.shaped)) not in seen:
+                if (which := (h.claim.seq, found.key, _shapers(h.claim))) not in seen:
                     seen.add(which)
                     bad.append(found)
         return Verdict(
@@ -57,7 +57,8 @@ class State(Oracle):
     def _violation(self, account: Account, h: HeldState) -> Violation:
         c, first = h.claim, h.found[0]
         moment = account.ledger.moments[c.step]
-        shaper = account.ledger.moments[c.shaped[-1]] if c.shaped else None
+        shapers = _shapers(c)
+        shaper = account.ledger.moments[shapers[-1]] if shapers else None
         name = NAME_OF[type((shaper or moment).op)]
         what = f"{first.key.part}.{first.key.tensor}"
         size = ""
@@ -90,8 +91,17 @@ class State(Oracle):
             check=check,
             error=error,
             band=h.band if error else 0.0,
-            suspects=tuple(reversed(c.shaped)) or (c.step,),
+            suspects=tuple(reversed(shapers)) or (c.step,),
         )
+
+
+def _shapers(claim: StateClaim) -> tuple[int, ...]:
+    """The operations that a state is from, latest last: of an empty one that which emptied it. What was called on it
+    since had nothing to change.
+    """
+    if claim.chain:
+        return claim.shaped
+    return (claim.emptied_by,) if claim.emptied_by >= 0 else ()
 
 
 def _argument(account: Account, h: HeldState, moment: Moment) -> str:
@@ -100,7 +110,7 @@ def _argument(account: Account, h: HeldState, moment: Moment) -> str:
     if not c.chain:
         if isinstance(moment.op, Restore | RestoreAll):
             return f"Operation {c.step} restored a state in which {whose} is empty, so nothing of it must be left"
-        emptied = f"was emptied by operation {c.shaped[-1]}" if c.shaped else "never held anything"
+        emptied = f"was emptied by operation {c.emptied_by}" if c.emptied_by >= 0 else "never held anything"
         return f"{whose.capitalize()} {emptied}, so nothing of it must be in what operation {c.step} saves"
     must = "must be what a clean context holds after the same tokens"
     if isinstance(moment.op, Restore | RestoreAll):

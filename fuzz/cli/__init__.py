@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 
-from fuzz.cli import blob, build, coverage, doctor, explain, fuzz, known, models, oracles, pairs, probe, reduce, replay
-from fuzz.cli import contracts as contracts_verb
-from fuzz.cli.common import Usage
+try:
+    from fuzz.cli import (
+        blob,
+        build,
+        coverage,
+        doctor,
+        explain,
+        fuzz,
+        known,
+        models,
+        oracles,
+        pairs,
+        probe,
+        reduce,
+        replay,
+    )
+    from fuzz.cli import contracts as contracts_verb
+    from fuzz.cli.common import Usage
+except KeyboardInterrupt:  # it takes a second
+    sys.exit(130)
 
 VERBS = {
     "fuzz": fuzz,
@@ -52,19 +70,36 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry of the `redraft` command."""
-    args = parser().parse_args(argv)
+    name = "redraft"
     try:
+        for given in sys.argv[1:] if argv is None else argv:
+            given.encode()  # names go into JSON and findings
+        args = parser().parse_args(argv)
+        name = f"redraft {args.verb}"
         return int(VERBS[args.verb].run(args))
     except Usage as e:
-        print(f"redraft {args.verb}: {e}", file=sys.stderr)
-        return 2
+        print(f"{name}: {e}", file=sys.stderr)
+    except UnicodeEncodeError as e:
+        print(f"{name}: {_unwritable(e)}", file=sys.stderr)
+    except MemoryError:
+        print(f"{name}: out of memory", file=sys.stderr)
     except OSError as e:
         # a reader that went away (a closed pipe) or a full disk; neither is a finding
         if not isinstance(e, BrokenPipeError):
-            print(f"redraft {args.verb}: {e}", file=sys.stderr)
-        return 2
+            print(f"{name}: {e}", file=sys.stderr)
     except KeyboardInterrupt:
         return 130
+    except Exception as e:  # the exit code of a traceback would say that there are new findings
+        traceback.print_exc()
+        print(f"{name}: this is a fault of redraft's own: {type(e).__name__}: {e}", file=sys.stderr)
+    return 2
+
+
+def _unwritable(e: UnicodeEncodeError) -> str:
+    text = ascii(e.object)[:200]
+    if e.encoding.replace("-", "").lower() == "utf8":
+        return f"{text} is not UTF-8, which names must be here"
+    return f"{text} cannot be written in {e.encoding}: set PYTHONUTF8=1"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ coverage that llvm-cov reports. Takes minutes, once; what is built is kept in th
   redraft build                                  for the fuzz targets: counters and both sanitizers
   redraft build --src ~/llama.cpp                the same of your checkout; again after an edit: only what it changed
   redraft build --coverage report                for a report of regions and branches
-  redraft build --sanitize address               no counters: for `redraft fuzz --build`, as is printed
+  redraft build --sanitize address               no counters: for `redraft fuzz --build`
 
 Standard output has the directory first, then how it is used. `ci/setup --fuzz` installs what this needs: clang and
 atheris. Ctrl-C is safe: the next time goes on.
@@ -63,9 +63,13 @@ def run(args: argparse.Namespace) -> int:
     coverage: instrument.Coverage | None = "fuzzer" if neither else args.coverage
     sanitize = instrument.SANITIZERS if neither else args.sanitize or ()
     targets = ("llama", "llama-common") if args.driver else ("llama",)
+    if coverage == "report" and sanitize:
+        raise Usage("--sanitize: `redraft coverage` uses no sanitizer; leave out --sanitize, or --coverage report")
     try:
         with stoppable():
-            build = instrument.made(coverage, sanitize, args.src, targets=targets, say=_say)
+            if there := instrument.ready(coverage, sanitize, args.src, targets=targets):
+                _say(f"it is there already, nothing is to be built: {there}")
+            build = there or instrument.made(coverage, sanitize, args.src, targets=targets, say=_say)
         variables = instrument.variables(build)
     except BadBuild as e:
         raise Usage(str(e)) from None
@@ -74,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"build": str(build), "environment": variables, **_facts(stamp)}, indent=2))
         return 0
     print(build)
-    for line in _uses(build, coverage, variables):
+    usual = coverage == "fuzzer" and set(sanitize) == set(instrument.SANITIZERS)
+    for line in _uses(build, coverage, args.src, usual=usual):
         print(f"  {line}")
     return 0
 
@@ -90,8 +95,12 @@ def _facts(stamp: instrument.Stamp | None) -> dict[str, object]:
     return {name: getattr(stamp, name) for name in names}
 
 
-def _uses(build: Path, coverage: instrument.Coverage | None, variables: dict[str, str]) -> list[str]:
-    own = shlex.quote(str(build))
-    loaded = shlex.join(["env", *(f"{k}={v}" for k, v in variables.items())])
-    proof = [f"redraft doctor --build {own}"] if coverage == "fuzzer" else []
-    return [*proof, f"{loaded} redraft fuzz --build {own}"]
+def _uses(build: Path, coverage: instrument.Coverage | None, src: Path | None, *, usual: bool) -> list[str]:
+    """Commands that use a build. usual: it is of the kind that they take where none is named."""
+    own = f" --build {shlex.quote(str(build))}"
+    if coverage == "report":
+        return ["redraft coverage" + (f" --src {shlex.quote(str(src))}" if src else "")]
+    if coverage is None:
+        return [f"redraft fuzz{own}"]
+    named = "" if usual and src is None else own
+    return [f"redraft doctor{named}", f"redraft fuzz --engine coverage{named}"]

@@ -33,6 +33,9 @@ from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import BadScenario, Scenario
 from subjects.scenario import loads as load_scenario
 
+PROGRAM = "scenario.json"
+"""the program in a folder of a finding, and of an input that ended a target"""
+
 
 class Usage(Exception):
     """Something to tell the user, exit 2."""
@@ -181,9 +184,11 @@ def stopped(j: Judgement) -> str:
 
 
 def read(path: Path) -> Finding | Scenario:
-    """A finding's folder or a scenario file."""
+    """A finding's folder, a scenario file, or a folder of an input that ended a target."""
     try:
         if path.is_dir():
+            if _met(path):
+                return load_scenario((path / PROGRAM).read_bytes())
             return load_finding(path)
         return load_scenario(path.read_bytes())
     except OSError as e:
@@ -194,12 +199,21 @@ def read(path: Path) -> Finding | Scenario:
         raise Usage(f"{path}: {e}") from None
 
 
+def _met(path: Path) -> bool:
+    """Whether a folder is one that the coverage-guided engine keeps of an input (OUT/crashes/NAME), as a program."""
+    return (path / PROGRAM).exists() and any(path.glob("*.input"))
+
+
 def expand(paths: list[Path]) -> list[Path]:
-    """Folders of findings and of scenarios, opened; a finding's own folder stays one."""
+    """Folders of findings, of scenarios and of inputs that ended a target, opened; the own folder of one stays one."""
     out: list[Path] = []
     for path in paths:
-        if path.is_dir() and not (path / "finding.json").exists():
-            inside = sorted(p.parent for p in path.rglob("finding.json")) or sorted(path.glob("*.json"))
+        if path.is_dir() and not (path / "finding.json").exists() and not _met(path):
+            inside = (
+                sorted(p.parent for p in path.rglob("finding.json"))
+                or sorted(path.glob("*.json"))
+                or sorted(p for p in path.iterdir() if _met(p))
+            )
             if not inside:
                 raise Usage(f"{path}: no findings and no scenarios in it")
             out += inside

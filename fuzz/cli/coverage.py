@@ -84,6 +84,13 @@ def _minutes(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show."""
+    # first: what is wrong is not found out after half an hour
+    for path in args.scenarios:
+        if not path.exists():
+            raise Usage(f"--scenarios {path}: No such file or directory")
+    if args.out:
+        _writable(args.out)
+    written = True
     try:
         tools = measure.tools()
         targets = ("llama", *((measure.GENERATOR, *measure.UPSTREAM) if args.upstream else ()))
@@ -95,17 +102,39 @@ def run(args: argparse.Namespace) -> int:
             sources, interrupted = _measure(args, b, build, folder)
             report = measure.report(b.build.fingerprint, b.build.libllama, sources, tools, folder)
             if report is None:
-                raise CannotMeasure("nothing was measured; " + "; ".join(n for s in sources for n in s.notes))
+                why = [n for s in sources for n in s.notes if n != measure.NOTHING]
+                raise CannotMeasure("; ".join([measure.NOTHING, *why]))
+            if args.json:
+                document = msgspec.json.format(msgspec.json.encode(table.document(report)), indent=2)
+                sys.stdout.write(document.decode() + "\n")
+            else:
+                table.show(report, open_console())
+            sys.stdout.flush()
             if args.out:
-                index = page.write(report, tools, folder / "union.profdata", args.out)
-                _say(f"wrote {index}")
+                written = _page(report, tools, folder, args.out)
     except (BadBuild, BadList, CannotMeasure) as e:
         raise Usage(str(e)) from None
-    if args.json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(table.document(report)), indent=2).decode() + "\n")
-    else:
-        table.show(report, open_console())
-    return 130 if interrupted else 0
+    return 130 if interrupted else 0 if written else 2
+
+
+def _writable(out: Path) -> None:
+    """Make the folder and write into it. Raises Usage."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out) as f:
+            f.write(b"x")
+    except OSError as e:
+        raise Usage(f"cannot write into {out}: {e.strerror}") from None
+
+
+def _page(report: measure.Report, tools: measure.Tools, folder: Path, out: Path) -> bool:
+    """Write the report as HTML; False, and a line, where it cannot be: the table is there already."""
+    try:
+        _say(f"wrote {page.write(report, tools, folder / 'union.profdata', out)}")
+    except (OSError, CannotMeasure) as e:
+        _say(f"cannot write into {out}: {e}")
+        return False
+    return True
 
 
 def _measure(args: argparse.Namespace, b: Bench, build: Path, folder: Path) -> tuple[list[Source], bool]:

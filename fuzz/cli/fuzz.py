@@ -12,7 +12,8 @@ folder for each fault.
 With --engine coverage the inputs are damaged and rebuilt states, mostly. What one meets is run, judged and reduced on
 the ordinary library, so that `redraft replay` shows it again; what shows on the build with sanitizers alone says so.
 With --build and what `redraft build --src CHECKOUT` made, all is judged on that build: it is what is tested.
-The corpora are kept in --out and go on growing with --resume.
+The corpora are kept in --out and go on growing with --resume. Edges are branches of llama.cpp's code that were taken,
+features tell them apart by how often one input took them, too; both are libFuzzer's.
 
 A known fault (see `redraft known`) is found once, reported as known, and stepped round from then on; --avoid always
 steps round from the start, --avoid never not at all.
@@ -265,7 +266,7 @@ def run(args: argparse.Namespace) -> int:
         with campaign.prepare(out, plan, resume=args.resume):
             if not args.json:
                 console.print(
-                    f"Testing {b.build.name} ({b.build.fingerprint}){drivers} with "
+                    f"Testing {b.build.name} ({b.build.fingerprint}){drivers}{_inputs_from(coverage)} with "
                     f"{', '.join(m.label for m in models)}; seed {seed}, {jobs} jobs, into {out}",
                     markup=False,
                 )
@@ -284,13 +285,14 @@ def run(args: argparse.Namespace) -> int:
                     listen=listen,
                 )
             if coverage:
-                picture.draw(result.status.targets(), result.status.seconds, out / "coverage.png")
+                _picture(result, out / "coverage.png")
     except campaign.CampaignError as e:
         raise Usage(str(e)) from None
     if args.json:
+        where = {**seen_on, **({"instrumented": _instrumented(coverage)} if coverage else {})}
         sys.stdout.write(
             msgspec.json.format(
-                msgspec.json.encode({"seed": seed, "jobs": jobs, "environment": seen_on, **result.document()}),
+                msgspec.json.encode({"seed": seed, "jobs": jobs, "environment": where, **result.document()}),
                 indent=2,
             ).decode()
             + "\n"
@@ -298,6 +300,29 @@ def run(args: argparse.Namespace) -> int:
     else:
         final(result, console)
     return result.exit_code(args.fail_on)
+
+
+def _instrumented(coverage: Coverage) -> str:
+    return f"{Path(coverage.build).name} ({coverage.fingerprint})"
+
+
+def _inputs_from(coverage: Coverage | None) -> str:
+    """Where targets run, for the first line."""
+    if coverage is None:
+        return ""
+    if coverage.alone:
+        return f", {', '.join(coverage.targets)} on it,"
+    return f", {', '.join(coverage.targets)} on {_instrumented(coverage)},"
+
+
+def _picture(result: campaign.Result, path: Path) -> None:
+    """Draw the coverage; a full disk costs no more than the picture."""
+    try:
+        picture.draw(result.status.targets(), result.status.seconds, path)
+    except OSError as e:
+        text = f"cannot write {path}: {e.strerror}"
+        result.status.troubles.append(text)
+        print(f"redraft fuzz: {text}", file=sys.stderr)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -333,6 +358,16 @@ def _check_coverage(args: argparse.Namespace) -> None:
                 f"no target {name!r}; "
                 + (f"did you mean {near[0]}?" if near else f"there are {', '.join(targets.NAMES)}")
             )
+    if args.model and args.driver:
+        raise Usage(
+            f"--model and --driver: --driver names pairs (`redraft pairs`) for {', '.join(targets.DRIVEN)}, --model "
+            "models for the other targets; give one of them here, or a model with a driver to --engine hypothesis"
+        )
+    if args.model and args.target and {*args.target} <= targets.DRIVEN:
+        raise Usage(
+            f"--model: {', '.join(dict.fromkeys(args.target))} runs on pairs (`redraft pairs`); name them with "
+            "--driver, or add a target without a driver"
+        )
     if args.driver and args.target and not targets.DRIVEN & {*args.target}:
         raise Usage(f"--driver goes with the target {', '.join(targets.DRIVEN)}; add it, or leave out --driver")
 

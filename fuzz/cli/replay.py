@@ -3,6 +3,7 @@
   redraft replay out/fuzz-.../findings
   redraft replay corpora/scenarios --build ~/llama.cpp
   redraft replay out/.../findings/removal-seq_rm-hybrid-tail-0f93b3
+  redraft replay out/.../crashes -v                   inputs of the coverage-guided engine that showed nothing elsewhere
 
 A finding is FIXED when its violation does not show in any of the runs, a plain scenario when nothing is violated. Exit
 0 when all are FIXED, 1 when one is FAILED or FLAKY, 2 when one could not be run.
@@ -11,6 +12,7 @@ A finding is FIXED when its violation does not show in any of the runs, a plain 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,11 @@ HELP = "run findings or scenarios again: FIXED, FAILED, FLAKY or ERROR"
 def add(p: argparse.ArgumentParser) -> None:
     """Options."""
     p.add_argument(
-        "paths", metavar="PATH", nargs="+", type=Path, help="a scenario, a finding's folder, or a folder of them"
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        type=Path,
+        help="a scenario, a folder of a finding or of a crash, or a folder of them",
     )
     p.add_argument("--runs", metavar="M", type=int, default=3, help="runs of each, in fresh contexts (default 3)")
     p.add_argument(
@@ -93,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
     result: dict[str, Any] = {
-        "path": str(path),
+        "path": os.fsencode(path).decode("utf-8", "backslashreplace"),  # any bytes may be in a name
         "verdict": "ERROR",
         "shown": 0,
         "runs": runs,

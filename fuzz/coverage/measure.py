@@ -14,15 +14,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fuzz.coverage import export, functions
 from fuzz.coverage.export import Function, Measured, Share
+from fuzz.engine.process import tied
 from oracles.judge import Judge
 from subjects import instrument
 from subjects.scenario import BadScenario, Scenario
@@ -31,6 +34,10 @@ from subjects.scenario import loads as load_scenario
 REDRAFT = str(Path(sys.executable).with_name("redraft"))
 UPSTREAM = ("test-recurrent-state-rollback", "test-save-load-state")
 GENERATOR = "test-llama-archs"
+NOTHING = "nothing was measured"
+"""the note on a source that left no profile"""
+# How often a test that runs for minutes is told of, in seconds.
+SIGN_OF_LIFE = 15.0
 
 # The files that the figures of whole files are about, and those that functions of the list are in.
 STATE_FILES = re.compile(r"llama-(memory.*|kv-cache.*|context|batch)\.cpp|llama-kv-cells\.h")
@@ -177,7 +184,7 @@ def report(build: str, library: Path, sources: Sequence[Source], tools: Tools, f
         if tools.merge([s.folder], profile):
             columns.append(Column(s.name, s.about, tools.export(library, profile)))
         else:
-            s.notes.append("nothing was measured")
+            s.notes.append(NOTHING)
     notes = [f"{s.name}: {n}" for s in sources for n in s.notes]
     if not columns:
         return None
@@ -252,9 +259,15 @@ def run_campaign(build: Path, minutes: float, seed: int | None, source: Source, 
     command = [REDRAFT, "fuzz", "--json", "--fail-on", "never", "--model", "all", "--build", str(build)]
     command += ["--minutes", f"{minutes:g}", "--out", str(folder / "fuzz")]
     command += [] if seed is None else ["--seed", str(seed)]
-    # a session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on once
+    # a session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on once; were this one
+    # killed, the campaign ends as well as after Ctrl-C
     p = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **source.environment()}, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **source.environment()},
+        start_new_session=True,
+        preexec_fn=tied(os.getpid(), signal.SIGINT),  # noqa: PLW1509 - there are no threads
     )
     try:
         text, _ = p.communicate()
@@ -286,30 +299,47 @@ def run_upstream(build: Path, source: Source, folder: Path, say: Callable[[str],
     models.mkdir()
     say(f"{source.name}: generating models")
     elsewhere = {**os.environ, "LLVM_PROFILE_FILE": str(folder / "generator-%m%c.profraw")}
-    _quiet([build / "bin" / GENERATOR, "-o", models], elsewhere)
+    _quiet([build / "bin" / GENERATOR, "-o", models], elsewhere, lambda _: None)
     count = len(list(models.glob("*.gguf")))
     if not count:
         source.notes.append(f"{GENERATOR} made no models")
         return
     for test in UPSTREAM:
-        say(f"{source.name}: {test} over {count} models")
+        say(f"{source.name}: {test} over {count} models, a minute or two")
         # one thread: several spin while they wait for each other, which takes minutes where the cores are busy
         code = _quiet(
-            [build / "bin" / test, "--models", models, "-t", "1", "-tb", "1"], {**os.environ, **source.environment()}
+            [build / "bin" / test, "--models", models, "-t", "1", "-tb", "1"],
+            {**os.environ, **source.environment()},
+            partial(_going_on, say, f"{source.name}: ... {test}"),
         )
         if code:
             source.notes.append(f"{test} ended with {code}")
     source.about = f"{' and '.join(UPSTREAM)} over {count} generated models"
 
 
-def _quiet(command: Sequence[str | Path], env: dict[str, str]) -> int:
+def _going_on(say: Callable[[str], None], what: str, seconds: float) -> None:
+    say(f"{what}: {seconds:.0f} s")
+
+
+def _quiet(command: Sequence[str | Path], env: dict[str, str], tell: Callable[[float], object]) -> int:
+    """Run a program, which says nothing; `tell` is told now and then how long it has been running."""
     # The tests leave files in the working directory.
     with tempfile.TemporaryDirectory() as cwd:
         p = subprocess.Popen(
-            [str(c) for c in command], env=env, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [str(c) for c in command],
+            env=env,
+            cwd=cwd,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=tied(os.getpid(), signal.SIGKILL),  # noqa: PLW1509 - there are no threads
         )
+        began = time.monotonic()
         try:
-            return p.wait()
+            while True:
+                try:
+                    return p.wait(SIGN_OF_LIFE)
+                except subprocess.TimeoutExpired:
+                    tell(time.monotonic() - began)
         finally:
             if p.poll() is None:
                 p.kill()

@@ -24,14 +24,17 @@ from fuzz.engine.libfuzzer import Stat
 from fuzz.engine.process import Ended, run
 from fuzz.job import Bed, Coverage, Job, JobConfig, bed_of, drafts_of, emit, models_of, slice_seed
 from fuzz.journal import TargetProgress, write_atomically
-from fuzz.known import match
+from fuzz.known import match, signed
 from fuzz.models import Model
+from fuzz.repro import words
 from fuzz.targets import DRIVEN, load, script
 from fuzz.targets.config import VARIABLE, Complaint, Target, TargetConfig, Tried, complaints
 from oracles import crash as crashes
 from oracles.crash import Crash
 from oracles.judge import Judgement
+from subjects import scenario as scenarios
 from subjects.sandbox import Limits, Sandbox
+from subjects.scenario import Corrupt, Scenario
 from subjects.trace import End
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,6 +85,7 @@ class CoverageJob(Job):
         self.tried = state / f"tried-{config.job}.bin"
         self.sizes: dict[str, int] = {}
         self._sanitized: Bed | None = None
+        self.progress.gave_up = False  # a job that goes on tries again
         for name in coverage.targets:
             (self.artifacts / name).mkdir(parents=True, exist_ok=True)
             self.progress.targets.setdefault(name, TargetProgress())
@@ -110,7 +114,7 @@ class CoverageJob(Job):
         names = [name for name in self.targets if self._runs(name)]
         if not names:
             self._say("no target runs; what they say is above")
-            self.stopped = True
+            self.stopped = p.gave_up = True
             return
         name = names[(p.slices + c.job * len(names) // c.jobs) % len(names)]
         left = self._slice_seconds(len(names))
@@ -119,7 +123,7 @@ class CoverageJob(Job):
             left -= ended.seconds
             self._after(name, ended)
         p.slices += 1
-        self.journal.save(p)
+        self._save()
         grown = corpus.count(self._corpus(name))
         if grown > max(GROWN * self.sizes[name], LARGE):
             self._minimise(name)
@@ -203,7 +207,6 @@ class CoverageJob(Job):
 
     def _after(self, name: str, ended: Ended) -> None:
         """Look at what a run met."""
-        p = self.progress
         for text in ended.undefined:
             self._undefined(text)
         crash = crashes.read(End("exit", ended.code) if ended.code >= 0 else End("signal", -ended.code), ended.log)
@@ -220,7 +223,7 @@ class CoverageJob(Job):
             self.failures[name] = self.kills[name] = 0
         if ended.late:
             self._say(f"target {name} did not end in time and was killed")
-        self.journal.save(p)
+        self._save()
 
     def _unexplained(self, name: str, ended: Ended) -> None:
         if not ended.executions:
@@ -239,7 +242,7 @@ class CoverageJob(Job):
             looked_at = self._count(name, crash)
             if looked_at and crash.kind == "python":
                 self.progress.examined[crash.key] = EXAMINED
-                self._keep(name, crash, data, log)
+                self._keep(name, crash, data, log, self._decoded(name, data))
                 self._say(f"target {name} has a fault of its own: {crash.text}\n{_last_lines(log)}")
             elif looked_at:
                 self._input(name, crash, data, log)
@@ -268,24 +271,32 @@ class CoverageJob(Job):
         p = self.progress
         p.examined[crash.key] = p.examined.get(crash.key, 0) + 1
         avoiding = list(p.avoiding)
-        try:
-            made = self.targets[name].scenario(data, self._models(name))
-        except Exception as e:  # a fault of the target's costs one input
-            self._say(f"target {name} cannot say what {corpus.name_of(data)} stands for: {e!r}")
-            made = None
+        made = self._decoded(name, data)
+        judgement: Judgement | None = None
         shown = False
         if made is not None:
             program, model = made
+            self.found_by = f" --engine coverage --target {name}"
             for bed in self._beds(crash):
-                judgement = self._examine(program, model, fresh=True, bed=bed)
+                judgement = self._examine(program, model, fresh=True, bed=bed) or judgement
                 shown = self._shows(judgement, crash if ended else None, model)
                 if shown or self.stopped:
                     break
+        if not self.stopped:
+            p.inputs += 1
         if not shown and not self.stopped:
             p.lost += 1
-            self._keep(name, crash, data, log)
+            self._keep(name, crash, data, log, made, judgement)
         if p.avoiding != avoiding:
             p.examined.pop(crash.key, None)  # from now on the same end is something else
+
+    def _decoded(self, name: str, data: bytes) -> tuple[Scenario, Model] | None:
+        """The program that an input stands for; None where it stands for none, or the target cannot say."""
+        try:
+            return self.targets[name].scenario(data, self._models(name))
+        except Exception as e:  # a fault of the target's costs one input
+            self._say(f"target {name} cannot say what {corpus.name_of(data)} stands for: {e!r}")
+            return None
 
     def _models(self, name: str) -> list[Model]:
         return [m for m in self.config.models if (m.driver is not None) == (name in DRIVEN)]
@@ -325,8 +336,8 @@ class CoverageJob(Job):
     def _shows(self, judgement: Judgement | None, crash: Crash | None, model: Model) -> bool:
         """Whether a run shows what the target met: the crash, or for a complaint (None) anything wrong.
 
-        An assertion and an exception say the same on every build; what a sanitizer sees is a signal to others, or goes
-        by unseen until a known fault ends the process.
+        An assertion and an exception say the same on every build, or another thing that one known fault says as well;
+        what a sanitizer sees is a signal to others, or goes by unseen until a known fault ends the process.
         """
         if judgement is None:
             return False
@@ -338,9 +349,12 @@ class CoverageJob(Job):
         nameless = crash.kind == "exception" and crash.text.startswith(_NAMELESS)
         if nameless and any(v.check.what.startswith(_THROWN) for v in ends):
             return True
+        program = judgement.executed
+        both = [k for k in self.known if signed(k, f"liveness:{crash.text}")]
+        if any(match(v.key, program, model.traits, both, v.check.step) for v in ends):
+            return True
         if crash.kind in ("assertion", "exception") and not nameless:
             return False
-        program = judgement.executed
         return any(match(v.key, program, model.traits, self.known, v.check.step) is None for v in ends)
 
     def _undefined(self, text: str) -> None:
@@ -352,15 +366,32 @@ class CoverageJob(Job):
                 emit("note", job=self.config.job, text=f"undefined behaviour  {place.key}")
                 folder = self._kept(place)
                 if not folder.exists() and self._room(with_input=False):
-                    write_atomically(folder / "log.txt", text.encode())
+                    try:
+                        write_atomically(folder / "log.txt", text.encode())
+                    except OSError as e:
+                        self._cannot_write(e)
 
-    def _keep(self, name: str, crash: Crash, data: bytes, log: str) -> None:
-        """Keep an input that showed nowhere else, with what was said."""
+    def _keep(
+        self,
+        name: str,
+        crash: Crash,
+        data: bytes,
+        log: str,
+        made: tuple[Scenario, Model] | None,
+        judgement: Judgement | None = None,
+    ) -> None:
+        """Keep an input that showed nowhere else, with what was said, and its program where it stands for one."""
         folder = self._kept(crash)
         if _has_input(folder) or not self._room(with_input=True):
             return
-        write_atomically(folder / f"{name}.input", data)
-        write_atomically(folder / "log.txt", "\n".join(crashes.condensed(log)).encode())
+        text = [f"{crash.text}  (target {name})", "", *_in_words(made, judgement), "", *crashes.condensed(log), ""]
+        try:
+            if made is not None:
+                write_atomically(folder / "scenario.json", scenarios.dumps(made[0]).encode())
+            write_atomically(folder / f"{name}.input", data)
+            write_atomically(folder / "log.txt", "\n".join(text).encode("utf-8", "replace"))
+        except OSError as e:
+            self._cannot_write(e)
 
     def _room(self, *, with_input: bool) -> bool:
         """Whether one more folder may be kept, with an input in it or without."""
@@ -403,6 +434,19 @@ class CoverageJob(Job):
             self.progress.targets[name].corpus = corpus.count(self._corpus(name))
         self.sizes[name] = corpus.count(self._corpus(name))
         self._tell_progress(force=True)
+
+
+def _in_words(made: tuple[Scenario, Model] | None, judgement: Judgement | None) -> list[str]:
+    """The program of an input for people: operation by operation where it ran, otherwise its edits."""
+    if made is None:
+        return ["It stands for no program."]
+    program, model = made
+    lines = [f"Model {model.label}. Context: {words.params_text(program.params)}."]
+    if judgement is not None:
+        told = words.program(judgement.executed, judgement.account.ledger.trace)
+    else:
+        told = [words.changed(op) for op in program.ops if isinstance(op, Corrupt)]
+    return [*lines, *(f"{i}. {line}" for i, line in enumerate(told))]
 
 
 def _has_input(folder: Path) -> bool:

@@ -15,9 +15,9 @@ def flags_text(flags: int) -> str:
     return " | ".join(names + ([hex(rest)] if rest else [])) or "0"
 
 
-def count(n: int, noun: str) -> str:
-    """`1 token`, `2 tokens`."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+def count(n: int, noun: str, form: str = "") -> str:
+    """`1 token`, `2 tokens`. form: of the number, `,` for thousands."""
+    return f"{n:{form}} {noun}{'' if n == 1 else 's'}"
 
 
 def ordinal(n: int) -> str:

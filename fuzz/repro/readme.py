@@ -270,7 +270,7 @@ def _environment(finding: Finding) -> list[str]:
     lines = [f"**{name.replace('_', ' ')}**: {env[name]}" for name in _SHOWN if name in env]
     if finding.seed is not None:
         lines.append(
-            f"**found by**: redraft fuzz, seed {finding.seed}"
+            f"**found by**: redraft fuzz{finding.found_by}, seed {finding.seed}"
             + (f", job {finding.job}" if finding.job is not None else "")
         )
     return [*lines, f"**signature**: `{finding.signature}`"]

@@ -32,6 +32,7 @@ from subjects.scenario import (
     SeqRm,
     Verify,
 )
+from subjects.state.edits import MOST_INSERTED
 from subjects.trace import Batch, Row, Step, Trace
 
 
@@ -78,7 +79,8 @@ def _restored(op: Restore | RestoreAll, step: Step) -> str:
     return f"restore {what}{flags}{times}{', and save it again' if op.resave else ''}"
 
 
-def _corrupt(op: Corrupt) -> str:
+def changed(op: Corrupt) -> str:
+    """What is changed of a saved state."""
     return f"change slot {op.slot}: " + "; ".join(edit_words(e) for e in op.edits)
 
 
@@ -94,12 +96,14 @@ def edit_words(e: BlobEdit) -> str:
         case "flip":
             return f"xor the first byte of {place} with {(e.value & 0xFF) or 1:#x}"
         case "zero":
-            return f"zero {place}" if e.where else f"zero {count(e.value, 'byte')} at {place}"
+            return f"zero {place}" if e.where else f"zero {count(max(e.value, 0), 'byte')} at {place}"
         case "cut":
             more = f" and {count(abs(e.value), 'byte')} {'further' if e.value > 0 else 'before'}" if e.value else ""
             return f"cut it at {place}{more}"
         case "insert":
-            return f"put {count(e.value, 'byte')} 0x5a " + (f"behind {place}" if e.where else f"at {place}")
+            return f"put {count(min(max(e.value, 0), MOST_INSERTED), 'byte')} 0x5a " + (
+                f"behind {place}" if e.where else f"at {place}"
+            )
         case "drop" | "double":
             return f"{e.how} {place}{alone}"
         case "swap":
@@ -146,7 +150,8 @@ def describe(op: Op, step: Step) -> str:
         case Restore() | RestoreAll():
             return _restored(op, step)
         case Corrupt():
-            return _corrupt(op)
+            nothing = step.done and step.value == 0
+            return changed(op) + (" (nothing changed: the blob has none of these, or they were so before)" * nothing)
         case SeqRm() | SeqCp() | SeqKeep() | SeqAdd() | SeqDiv():
             return f"{_memory(op, step.args)}: llama_memory_{op.__struct_config__.tag}({a})"
         case Clear():

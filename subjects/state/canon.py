@@ -438,8 +438,8 @@ def _words(fact: Fact, a: Sequence, b: Sequence) -> str:
     part = PART_WORDS.get(key.part, key.part)
     match fact.what:
         case "cells":
-            mine, theirs = (ranges(s.positions.get(key.part, ())) for s in (a, b))
-            return f"{part} holds positions {mine} and should hold {theirs}"
+            held = [s.positions.get(key.part, ()) for s in (a, b)]
+            return f"{part} holds {_held(held[0])} and should hold {_should(*held)}"
         case "missing":
             return f"{key.words()} is missing" if key not in a.rows else f"{key.words()} should not be there"
         case "form":
@@ -452,6 +452,20 @@ def _words(fact: Fact, a: Sequence, b: Sequence) -> str:
         case _:
             unit = "of position" if key.part in b.positions else "number"
             return f"{key.words()} {unit} {fact.pos}"
+
+
+def _held(positions: tuple[int, ...]) -> str:
+    if not positions:
+        return "no cells"
+    return f"position{'' if len(positions) == 1 else 's'} {ranges(positions)}"
+
+
+def _should(mine: tuple[int, ...], theirs: tuple[int, ...]) -> str:
+    """What it should hold, without the noun where that was said before."""
+    if not theirs:
+        return "none"
+    alike = bool(mine) and (len(mine) == 1) == (len(theirs) == 1)
+    return ranges(theirs) if alike else _held(theirs)
 
 
 def _ext_words(found: list[Ext]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,6 +102,57 @@ def test_errors_of_a_verb_are_one_line(
 
     monkeypatch.setattr(VERBS["known"], "run", interrupted)
     assert main(["known"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "lines"),
+    [
+        (MemoryError(), "redraft known: out of memory", 1),
+        (OSError(28, "No space left on device", "x.json"), "redraft known: [Errno 28] No space left on device", 1),
+        (ValueError("odd"), "redraft known: this is a fault of redraft's own: ValueError: odd", None),
+        (UnicodeEncodeError("utf-8", "s\udcff", 1, 2, "surrogates"), "redraft known: 's\\udcff' is not UTF-8", 1),
+        (UnicodeEncodeError("latin-1", "→", 0, 1, "no"), "set PYTHONUTF8=1", 1),
+    ],
+)
+def test_nothing_that_goes_wrong_has_the_exit_code_of_new_findings(
+    error: Exception, says: str, lines: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(VERBS["known"], "run", wrong)
+    assert main(["known"]) == 2
+    err = capsys.readouterr().err
+    assert says in err.splitlines()[-1]
+    assert lines is None or len(err.splitlines()) == lines
+
+
+def test_names_that_are_not_utf_8_are_refused_or_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["replay", "--json", "s/\udcff.json"], ["fuzz", "--out", "o\udcff"]):
+        assert main(argv) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and "is not UTF-8" in err and len(err.splitlines()) == 1
+
+
+def test_an_interrupt_while_it_is_loaded_is_quiet() -> None:
+    code = (
+        "import builtins, sys\n"
+        "load = builtins.__import__\n"
+        "def stop(name, *rest):\n"
+        "    if name.startswith('msgspec'):\n"
+        "        raise KeyboardInterrupt\n"
+        "    return load(name, *rest)\n"
+        "builtins.__import__ = stop\n"
+        "import fuzz.cli\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(cli.__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 @pytest.mark.parametrize(

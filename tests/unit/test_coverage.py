@@ -6,14 +6,21 @@ import copy
 import io
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
+from fuzz.cli import coverage as verb
+from fuzz.cli import main
 from fuzz.coverage import assertions, engine, export, functions, measure, page, table
 from fuzz.coverage.export import DEBUG, FAILING, UNREADABLE, BadExport, Measured, Share
 from fuzz.coverage.measure import Column, Report, Source, Tools
@@ -232,6 +239,77 @@ def test_stored_programs_say_what_cannot_be_read(tmp_path: Path) -> None:
     programs, bad = measure.stored([tmp_path, tmp_path / "b.json"])
     assert programs == []
     assert [b.split(": ")[0].rsplit("/", 1)[1] for b in bad] == ["a.json", "b.json"]
+
+
+@pytest.mark.parametrize("option", ["--out", "--scenarios"])
+def test_what_is_wrong_is_found_out_before_anything_runs(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "tools", lambda: pytest.fail("something was looked for"))
+    (tmp_path / "file").write_text("")
+    wrong = tmp_path / ("file" if option == "--out" else "none")
+    assert main(["coverage", option, str(wrong)]) == 2
+    err = capsys.readouterr().err
+    assert str(wrong) in err and len(err.splitlines()) == 1
+
+
+def test_the_table_is_shown_where_the_page_cannot_be_written(
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Path:
+        assert capsys.readouterr().out, "the table comes first"
+        raise OSError(28, "No space left on device", "index.html")
+
+    monkeypatch.setattr(verb.measure, "tools", lambda: None)
+    monkeypatch.setattr(verb.instrument, "made", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(
+        verb, "bench", lambda _: SimpleNamespace(build=SimpleNamespace(fingerprint="f", libllama=Path("l")))
+    )
+    monkeypatch.setattr(verb, "_measure", lambda *_: ([], False))
+    monkeypatch.setattr(verb.measure, "report", lambda *_: report)
+    monkeypatch.setattr(verb.page, "write", full)
+    assert main(["coverage", "--json", "--out", str(tmp_path / "html")]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    monkeypatch.setattr(verb.measure, "report", lambda *_: None)
+    nothing = Source("corpora", True, tmp_path, notes=["a.json: malformed", measure.NOTHING])
+    monkeypatch.setattr(verb, "_measure", lambda *_: ([nothing], False))
+    assert main(["coverage"]) == 2
+    assert capsys.readouterr().err == "redraft coverage: nothing was measured; a.json: malformed\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+def test_a_campaign_ends_well_when_its_coverage_is_killed(tmp_path: Path) -> None:
+    campaign = tmp_path / "campaign"
+    campaign.write_text(
+        f"#!{sys.executable}\nimport os, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: (open(sys.argv[0] + '.ended', 'w').close(), os._exit(130)))\n"
+        "open(sys.argv[0] + '.began', 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
+    )
+    campaign.chmod(0o755)
+    code = (
+        "from pathlib import Path\nfrom fuzz.coverage import measure\n"
+        f"measure.REDRAFT = {str(campaign)!r}\nhere = Path({str(tmp_path)!r})\n"
+        "measure.run_campaign(here, 1.0, None, measure.Source('campaign', True, here / 's'), here)\n"
+    )
+    began, ended = (campaign.with_name(f"campaign.{x}") for x in ("began", "ended"))
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(measure.__file__).resolve().parents[2]) as parent:
+        while not (began.exists() and began.read_text()):
+            assert parent.poll() is None
+            time.sleep(0.05)
+        child = psutil.Process(int(began.read_text()))
+        parent.kill()
+    child.wait(60)
+    assert ended.exists()
+
+
+def test_a_test_that_takes_minutes_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SIGN_OF_LIFE", 0.01)
+    said: list[float] = []
+    assert (
+        measure._quiet([sys.executable, "-c", "import time; time.sleep(0.3); raise SystemExit(3)"], {}, said.append)
+        == 3
+    )
+    assert said == sorted(said) != []
 
 
 def test_a_folder_that_is_no_campaign(tmp_path: Path) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import get_args
 
+import blob_builder as built
 import pytest
 
 from fuzz.repro import words
 from fuzz.repro.driver_pieces import mangle
 from fuzz.repro.driver_words import driver_text
 from fuzz.repro.phrases import count, listed, ordinal
+from oracles.driver_state import HOW
 from subjects.scenario import (
     OP_TYPES,
     Accept,
     Begin,
+    BlobEdit,
     Checkpoint,
+    Corrupt,
     Decode,
     DriverParams,
     Edge,
@@ -29,9 +33,31 @@ from subjects.scenario import (
     SeqRm,
     Verify,
 )
+from subjects.state.edits import Source, assemble, pieces_of
 from subjects.trace import Batch, Blob, End, Row, Step, Trace
 
 TARGET, DRAFT, OFFERED, NOTHING = Blob(640, 640), Blob(196, 196), Blob(132, 132), Blob(-1, 0)
+
+
+@pytest.mark.parametrize(("value", "said"), [(-3, "0 bytes"), (1, "1 byte"), (9999, "4096 bytes")])
+def test_an_insertion_names_what_is_inserted(value: int, said: str) -> None:
+    assert words.edit_words(BlobEdit(how="insert", where="seq", value=value)) == f"put {said} 0x5a behind seq"
+    source = Source(built.HYBRID)
+    data = assemble(pieces_of(source, [BlobEdit(how="insert", where="seq", value=value)], lambda _: None), lambda _: source.data)  # fmt: skip # noqa: E501
+    assert said.startswith(f"{len(data) - len(built.HYBRID)} ")
+
+
+@pytest.mark.parametrize(("value", "nothing"), [(0, True), (1, False), (None, False)])
+def test_a_change_that_changed_nothing_says_so(value: int | None, nothing: bool) -> None:
+    op = Corrupt(slot=2, edits=(BlobEdit(how="drop", where="recurrent.cell"),))
+    text = words.describe(op, Step(op=0, value=value, done=True))
+    assert text.startswith("change slot 2: drop recurrent.cell")
+    assert ("nothing changed" in text) == nothing
+
+
+@pytest.mark.parametrize("how", get_args(Mangling))
+def test_the_oracle_of_driver_states_has_words_for_every_change(how: Mangling) -> None:
+    assert HOW[how]
 
 
 def told(op: Op, step: Step) -> str:

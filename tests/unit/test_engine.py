@@ -24,12 +24,12 @@ import pytest
 from fakes import MODEL, IdealSandbox
 from rich.console import Console
 
-from fuzz import campaign, show
+from fuzz import campaign, journal, show
 from fuzz import job as jobs
 from fuzz.campaign import Result, Status, together
 from fuzz.cli import fuzz as command
 from fuzz.cli import main
-from fuzz.cli.common import Usage
+from fuzz.cli.common import Usage, expand, read
 from fuzz.engine import corpus, libfuzzer, picture, process
 from fuzz.engine import job as engine
 from fuzz.engine.process import Ended, Listener
@@ -38,7 +38,8 @@ from fuzz.known import load_all, scenario_of
 from fuzz.models import Model
 from fuzz.state import traits_of
 from fuzz.targets import NAMES, load
-from fuzz.targets.config import Complaint, Complaints, TargetConfig, Tried, complaints
+from fuzz.targets.config import VARIABLE, Complaint, Complaints, TargetConfig, Tried, complaints
+from fuzz.targets.config import read as read_config
 from fuzz.targets.run import counting
 from oracles.crash import Crash
 from subjects import instrument
@@ -311,6 +312,7 @@ class Box(IdealSandbox):
 
 # What a known fault ends, wherever it runs.
 ENDING = scenario_of(next(k for k in load_all() if k.name == "device-foreign"))
+DEVICE_CORRUPT = next(k for k in load_all() if k.name == "device-corrupt")
 KNOWN_END = "llama-context.cpp: GGML_ASSERT(mem_storage.find(seq_id_read) != mem_storage.end()) failed"
 
 
@@ -365,7 +367,8 @@ def shows(*whats: str, oracle: str = "liveness") -> SimpleNamespace:
         SimpleNamespace(oracle=oracle, key=f"{oracle}:{w}", check=SimpleNamespace(what=w, step=len(ENDING.ops) - 1))
         for w in whats
     ]
-    return SimpleNamespace(violations=found, executed=ENDING)
+    nothing_ran = SimpleNamespace(ledger=SimpleNamespace(trace=SimpleNamespace(steps=[])))
+    return SimpleNamespace(violations=found, executed=ENDING, account=nothing_ran)
 
 
 def examined(made: engine.CoverageJob, monkeypatch: pytest.MonkeyPatch, ordinary: Any, instrumented: Any) -> list[str]:
@@ -459,7 +462,15 @@ def test_what_shows_nowhere_is_kept_with_its_log(tmp_path: Path, told: list[dict
     assert made.progress.scenarios == 2
     (folder,) = (tmp_path / "crashes").iterdir()
     assert (folder / "seq_state.input").read_bytes() == b"one"
-    assert "GGML_ASSERT(fits) failed" in (folder / "log.txt").read_text()
+    log = (folder / "log.txt").read_text()
+    assert "GGML_ASSERT(fits) failed" in log
+    assert f"Model {MODELS[0].label}. Context: n_ctx " in log
+    assert "\n0. decode 3 tokens into sequence 0 (positions 0..2)\n" in log
+    program = made._decoded("seq_state", b"one")
+    assert program is not None
+    assert read(folder) == program[0], "redraft replay runs it"
+    assert expand([folder]) == expand([tmp_path / "crashes"]) == [folder]
+    assert made.progress.inputs == 1
     once(made)
     assert len(list((tmp_path / "crashes").iterdir())) == 1, "one of each kind"
     made.journal.close()
@@ -507,6 +518,65 @@ def test_the_end_of_a_known_fault_does_not_show_what_a_sanitizer_saw(
     made.journal.close()
 
 
+def test_another_assertion_of_the_same_known_fault_shows_it(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (
+        f"llama-memory-recurrent.cpp: GGML_ASSERT({x}) failed" for x in ("cells[0].pos == 1", "head + cell_count <= 3")
+    )
+    program = scenario_of(next(k for k in load_all() if k.name == "recurrent-cells"))
+    model = Model(program.model, "none", traits_of(get(str(program.model.recipe))))
+    made = job(tmp_path, models=[model])
+    monkeypatch.setattr(made, "_decoded", lambda *_: (program, model))
+    showing = shows(other)
+    showing.executed = program
+    showing.violations[0].check.step = len(program.ops) - 1
+    asked = examined(made, monkeypatch, showing, shows())
+    made._input("seq_state", Crash("assertion", one), b"s", "")
+    assert (len(asked), made.progress.lost) == (1, 0)
+    made._input("seq_state", Crash("assertion", "llama-memory-recurrent.cpp: GGML_ASSERT(others) failed"), b"s", "")
+    assert made.progress.lost == 1, "nothing of a known fault"
+    made.journal.close()
+
+
+def test_what_a_complaint_is_of_is_kept_with_its_edits(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job(tmp_path, "complain")
+    monkeypatch.setattr(made, "_decoded", lambda *_: (scenario_of(DEVICE_CORRUPT), MODELS[0]))
+    examined(made, monkeypatch, None, None)
+    once(made)
+    (folder,) = (tmp_path / "crashes").iterdir()
+    assert {p.name for p in folder.iterdir()} == {"seq_state.input", "scenario.json", "log.txt"}
+    log = (folder / "log.txt").read_text()
+    assert log.startswith("refused, but changed  (target seq_state)\n")
+    assert "0. change slot " in log and "why" in log
+    made.journal.close()
+
+
+def test_a_full_disk_is_one_line_a_file(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job(tmp_path, "crash")
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    for module in (engine, journal):
+        monkeypatch.setattr(module, "write_atomically", full)
+    once(made)
+    made._slice()
+    made.stopped = True
+    made.run()
+    texts = [e["text"] for e in told if e["event"] == "trouble"]
+    assert f"cannot write {tmp_path / 'state' / 'job-0.json'}: No space left on device" in texts
+    assert len(texts) == len(set(texts))
+    assert not [t for t in texts if "\n" in t]
+    assert told[-1]["event"] == "done"
+    s = Status(tmp_path, 2.0, None, jobs={0: made.progress})
+    assert Result(s, interrupted=False, died=[]).exit_code("new") == 2
+
+
 def test_an_exception_without_a_name_is_shown_by_one_that_is_known(
     tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -549,8 +619,8 @@ def test_reports_without_an_input_leave_room_for_inputs(
     for i in range(5):
         letter = "abcde"[i]
         made._undefined(f"/x/src/llama-{letter}.cpp:4:8: runtime error: shift")
-        made._keep("seq_state", Crash("hang", f"hang {letter}"), b"x", "log")
-        made._keep("seq_state", Crash("hang", f"hang {letter}"), b"y", "log")
+        made._keep("seq_state", Crash("hang", f"hang {letter}"), b"x", "log", None)
+        made._keep("seq_state", Crash("hang", f"hang {letter}"), b"y", "log", None)
     folders = list((tmp_path / "crashes").iterdir())
     inputs = [f for f in folders if list(f.glob("*.input"))]
     assert (len(folders), len(inputs), len(made.progress.undefined)) == (6, 3, 5)
@@ -562,7 +632,7 @@ def test_an_input_is_kept_beside_the_report_of_the_same_name(tmp_path: Path, tol
     made = job(tmp_path)
     text = "/x/src/llama-a.cpp:4:8: runtime error: shift"
     made._undefined(text)
-    made._keep("seq_state", Crash("undefined", "llama-a.cpp: runtime error: shift"), b"x", text)
+    made._keep("seq_state", Crash("undefined", "llama-a.cpp: runtime error: shift"), b"x", text, None)
     (folder,) = (tmp_path / "crashes").iterdir()
     assert {p.name for p in folder.iterdir()} == {"log.txt", "seq_state.input"}
     made.journal.close()
@@ -636,6 +706,16 @@ def test_a_target_that_does_not_start_is_left_alone(tmp_path: Path, told: list[d
     assert "no module named atheris" in texts[0]
     assert "no target runs" in texts[-1]
     assert told[-1]["event"] == "done"
+    s = Status(tmp_path, 2.0, None, jobs={0: made.progress})
+    result = Result(s, interrupted=False, died=[])
+    assert (result.exit_code("new"), result.document()["gave_up"]) == (2, [0])
+    out = io.StringIO()
+    show.final(result, Console(file=out, width=200))
+    assert "no target runs any more in job 0" in out.getvalue()
+    assert "Nothing was found" not in out.getvalue()
+    made = job(tmp_path)
+    assert not made.progress.gave_up, "--resume tries again"
+    made.journal.close()
 
 
 def killed(executions: int) -> Ended:
@@ -775,16 +855,17 @@ def status(out: Path) -> Status:
         targets={"seq_state": target_},
         crashes={"hang": 2},
         lost=1,
+        inputs=1,
         scenarios=2,
         undefined={"a.cpp: runtime error: x": 3},
     )
-    return Status(out, 2.0, None, jobs={0: p})
+    return Status(out, 2.0, None, jobs={0: p}, instrumented="/b")
 
 
 def test_what_people_see(tmp_path: Path) -> None:
     s = status(tmp_path)
     assert show.headline(s) == (
-        "1,234 executions, 40/s, 130 edges, corpus 3, 1 crashes, findings: 0 new, 0 known, 1:00 left"
+        "1,234 executions, 40/s, 130 edges, corpus 3, 1 went wrong, findings: 0 new, 0 known, 1:00 left"
     )
     assert picture.draw(s.targets(), 60.0, tmp_path / "coverage.png")
     assert (tmp_path / "coverage.png").read_bytes().startswith(b"\x89PNG")
@@ -795,8 +876,13 @@ def test_what_people_see(tmp_path: Path) -> None:
     console.print(show.live(s))
     text = out.getvalue()
     assert "seq_state          10       2  100 → 130" in text
-    assert "4 of them not skipped; 2 crashes and complaints of 1 kinds, 2 inputs tried as programs." in text
-    assert f"inputs and logs are in {tmp_path / 'crashes'}" in text
+    assert "4 of them not skipped; 2 inputs ended a target or broke one of its checks (went wrong), in 1 way." in text
+    assert "1 of these, the first few of each way, was tried as a program." in text
+    kept = tmp_path / "crashes"
+    assert (
+        f"1 of the inputs tried showed nowhere else and is no finding. Inputs, programs and logs are in {kept}" in text
+    )
+    assert f"`redraft replay {kept} --build /b` runs them" in text
     assert "undefined behaviour, 3 times: a.cpp: runtime error: x" in text
     assert f"Coverage over time is in {tmp_path / 'coverage.png'}" in text
 
@@ -817,6 +903,22 @@ def test_the_document_and_the_exit_code(tmp_path: Path) -> None:
     assert code() == 3, "all inputs were skipped"
     assert code(tried=1) == 0
     assert code(crashes=1) == 0
+
+
+def test_what_two_jobs_find_is_told_of_once(tmp_path: Path) -> None:
+    s, done = Status(tmp_path, 2.0, None), set[int]()
+    found = {"event": "finding", "signature": "x", "known": None}
+    assert campaign._take(s, {**found, "job": 0, "path": str(tmp_path / "findings" / "x-1")}, done)
+    assert not campaign._take(s, {**found, "job": 1, "path": "out/findings/x-1"}, done)
+    assert campaign._take(s, {**found, "job": 1, "path": "out/findings/x-2"}, done)
+    assert len(s.findings) == 2
+
+
+def test_minimising_is_told_of_without_a_terminal(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with show.Progress(Console(file=out, width=200)) as listen:
+        listen(status(tmp_path), {"event": "doing", "job": 1, "text": "minimising the corpus of scenario"})
+    assert out.getvalue() == "job 1: minimising the corpus of scenario\n"
 
 
 def test_a_campaign_makes_its_corpora_and_sweeps_what_a_kill_left(tmp_path: Path) -> None:
@@ -870,6 +972,17 @@ def test_inputs_that_are_skipped_do_not_count_as_tried(tmp_path: Path) -> None:
     assert Tried.read(tmp_path / "none") == 0
 
 
+@pytest.mark.parametrize(("value", "said"), [(None, "is missing"), ("{}", "cannot be read")])
+def test_a_target_that_is_run_by_hand_says_how_it_is_run(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, said: str
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(VARIABLE, value)
+    with pytest.raises(SystemExit, match=rf"{VARIABLE}.* {said}.*redraft fuzz --engine coverage --target"):
+        read_config()
+
+
 def test_targets_go_by_name() -> None:
     with pytest.raises(KeyError, match="seq_state"):
         load("nope")
@@ -890,6 +1003,8 @@ def test_targets_go_by_name() -> None:
         (["--engine", "coverage", "--plant", "logits-drift"], "--plant goes with"),
         (["--engine", "coverage", "--gpu-layers", "2"], "--gpu-layers goes with"),
         (["--engine", "coverage", "--target", "scenario", "--driver", "all"], "--driver goes with the target"),
+        (["--engine", "coverage", "--target", "driver_state", "--model", "llama"], "name them with --driver"),
+        (["--engine", "coverage", "--driver", "all", "--model", "llama"], "give one of them here"),
     ],
 )  # fmt: skip
 def test_what_nothing_would_come_of_is_refused(

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fuzz.cli import build as build_verb
 from fuzz.cli import main
 from fuzz.doctor import judge_counters
 from subjects import instrument, sources
@@ -393,14 +394,25 @@ def test_the_verb(src: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = out.splitlines()
     assert lines[0] == str(there)
     assert lines[1] == f"  redraft doctor --build {there}"
-    assert lines[2].endswith(f" redraft fuzz --build {there}")
+    assert lines[2] == f"  redraft fuzz --engine coverage --build {there}"
     assert "redraft build: building llama" in err
+    assert main(["build", "--src", str(src)]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == lines
+    assert err == f"redraft build: it is there already, nothing is to be built: {there}\n"
+    assert main(["build", "--src", str(src), "--coverage", "report", "--sanitize", "address"]) == 2
+    assert "leave out --sanitize" in capsys.readouterr().err
     assert main(["build", "--src", str(src), "--coverage", "report", "--driver", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["build"] == str(place("report", (), src))
     assert document["targets"] == ["llama", "llama-common"]
     assert document["sanitize"] == []
     assert document["environment"]["GGML_NO_BACKTRACE"] == "1" and "LD_PRELOAD" not in document["environment"]
+    uses = build_verb._uses
+    assert uses(there, "fuzzer", None, usual=True) == ["redraft doctor", "redraft fuzz --engine coverage"]
+    assert uses(there, "report", None, usual=False) == ["redraft coverage"]
+    assert uses(there, "report", src, usual=False) == [f"redraft coverage --src {src}"]
+    assert uses(there, None, None, usual=False) == [f"redraft fuzz --build {there}"]
 
 
 @pytest.mark.parametrize("argv", [["--sanitize", "thread"], ["--sanitize", ","], ["--coverage", "lines"], ["stray"]])

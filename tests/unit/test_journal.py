@@ -177,9 +177,11 @@ def test_files_appear_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError("disk full")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match="disk full") as e:
         write_atomically(path, b"three")
+    assert e.value.filename == str(path), "a full disk says no name"
     assert path.read_bytes() == b"two"
+    assert [p.name for p in path.parent.iterdir()] == ["file.json"]
 
 
 def test_a_kill_between_writing_and_renaming_leaves_the_old_file(tmp_path: Path) -> None:

@@ -115,6 +115,12 @@ def test_other_cells_come_first_and_once() -> None:
     assert summary(a, b, [found]) == found.text == "attention holds positions 0, 2 and should hold 0..2"
     empty = canonical(single(stream([])))[0]
     assert differences(a, empty)[0].text.endswith("should hold none")
+    one = canonical(single(stream(cells(0))))[0]
+    assert [differences(*pair)[0].text for pair in ((one, empty), (empty, one), (one, a))] == [
+        "attention holds position 0 and should hold none",
+        "attention holds no cells and should hold position 0",
+        "attention holds position 0 and should hold positions 0, 2",
+    ]
 
 
 TEXT = [(0, 0, 5), (1, 1, 6), (2, 2, 7)]

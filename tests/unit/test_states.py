@@ -17,7 +17,20 @@ from oracles.ledger import OBSERVED_SLOTS, Item, Ledger, Seg, StateClaim, read
 from oracles.reference import StateReferences, key_of
 from oracles.state import State
 from oracles.states import LOWEST, compare_states
-from subjects.scenario import PARTIAL, ContextParams, Edge, Restore, Save, SaveAll, SeqAdd, SeqRm
+from subjects.scenario import (
+    PARTIAL,
+    AnyOp,
+    Clear,
+    ContextParams,
+    Corrupt,
+    Edge,
+    Restore,
+    Save,
+    SaveAll,
+    SeqAdd,
+    SeqKeep,
+    SeqRm,
+)
 from subjects.state.canon import Reader
 from subjects.trace import Blob, End, Trace
 
@@ -127,7 +140,7 @@ def test_a_violation_argues_and_names_the_place() -> None:
 
 def test_missing_cells_are_wrong_and_have_no_size() -> None:
     (v,) = State().judge(hold(saved(single(stream(cells(0)))), CLEAN)).violations
-    assert "but attention holds positions 0 and should hold 0..1." in v.because
+    assert "but attention holds position 0 and should hold positions 0..1." in v.because
     assert (v.error, v.band) == (0.0, 0.0)
     # the number of cells is behind the magic, the sequence and the number of streams; no position is left out
     assert v.check.expected == 2 * (12, 0, LOWEST, -1)
@@ -143,6 +156,28 @@ def test_an_emptied_sequence_must_hold_nothing() -> None:
     assert v.because.startswith(
         "Sequence 0 was emptied by operation 1, so nothing of it must be in what operation 2 saves"
     )
+
+
+@pytest.mark.parametrize("last", [SeqRm(seq=0, lo=Edge(at="start", d=1)), SeqRm(seq=0), SeqKeep(seq=1), Clear()])
+def test_what_is_left_is_not_of_an_operation_on_an_empty_sequence(last: AnyOp) -> None:
+    """A refused restore emptied it; a removal after it had nothing to remove."""
+    blob = single(stream(cells(0)))
+    tape = Tape().decode((0, [1, 2])).step(Save(seq=0, slot=0), 0, 0, 0, rc=9, blobs=[(9, 9)])
+    tape.step(Corrupt(slot=0, edits=()), value=1).step(Restore(slot=0, seq=0), 0, 0, 0, rc=0, pos={0: (-1, -1)})
+    args = (0, last.lo.d, -1) if isinstance(last, SeqRm) else ()
+    tape.step(last, *args, rc=1)
+    tape.step(Save(seq=0, slot=1), 0, 1, 0, rc=len(blob))
+    (v,) = State().judge(hold(ledger_of(kept(tape, blob), blob), None)).violations
+    assert (v.key, v.suspects) == ("state:restore:attn.cells", (3,))
+    assert v.because.startswith("Sequence 0 was emptied by operation 3, so nothing of it must be in what operation 5")
+
+
+def test_a_removal_from_what_never_held_anything_is_not_to_blame() -> None:
+    blob = single(stream(cells(0)))
+    tape = Tape().step(SeqRm(seq=0), 0, -1, -1, rc=1).step(Save(seq=0, slot=0), 0, 0, 0, rc=len(blob))
+    (v,) = State().judge(hold(ledger_of(kept(tape, blob), blob), None)).violations
+    assert (v.key, v.suspects) == ("state:save:attn.cells", (1,))
+    assert v.because.startswith("Sequence 0 never held anything")
 
 
 def test_what_cannot_be_read_or_was_not_run_is_unknown() -> None:
