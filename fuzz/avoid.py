@@ -258,6 +258,15 @@ def _stuck_cell(state: State, op: Op) -> bool:
     return harm.leaves_stuck_cells(state.slots[op.slot].edits)
 
 
+def _index_pos(state: State, op: Op) -> bool:
+    """llama_memory_hybrid_idx takes any positions in the indexer's part, and asserts at the next decode that they lie
+    in the window of its cells.
+    """
+    if not isinstance(op, Restore | RestoreAll) or op.slot not in state.slots or not state.traits.undoes:
+        return False
+    return harm.moves_indexer_apart(state.slots[op.slot].edits)
+
+
 def _half_restore(state: State, op: Op) -> bool:
     """A restore that is refused in its second memory part leaves the first one restored or emptied (iswa, hybrid-iswa,
     hybrid's attention half, dsv4), so does one that fails in a later stream; a whole-context restore leaves what it had
@@ -388,6 +397,7 @@ AVOIDANCES: dict[str, Avoidance] = {
         Avoidance("half-restore", "a refused restore leaves memory parts in different states", _half_restore),
         Avoidance("empty-restore", "restore of an empty sequence's state leaves the target as it was", _empty_restore),
         Avoidance("window-purge", "a batch of several micro-batches drops window cells that it needs", _window_purge),
+        Avoidance("index-pos", "restore of a state whose indexer has other positions: abort later", _index_pos),
         Avoidance(
             "stuck-cell", "restore of a state with a position that no removal reaches: the cell stays", _stuck_cell
         ),

@@ -128,6 +128,16 @@ def leaves_stuck_cells(edits: Iterable[BlobEdit]) -> bool:
     return False
 
 
+def moves_indexer_apart(edits: Iterable[BlobEdit]) -> bool:
+    """Whether an edit moves cells of the indexer away from attention's, or those from these (known: index-pos)."""
+    return any(
+        e.where.startswith(("index.stream.cell", "attn.stream.cell"))
+        and e.how != "cut"
+        and e.where.endswith(("pos", "cell"))
+        for e in edits
+    )
+
+
 def claims_several_recurrent_cells(edits: Iterable[BlobEdit], n_seq: int) -> bool:
     """Whether the edits make the state of one sequence claim several recurrent cells, as many as there may be, and
     bring them along (known: recurrent-cells). n_seq: cells of the memory.

@@ -78,6 +78,15 @@ TABLE = (
         says="wrong sequence state magic",
     ),
     Row(
+        "index-pos",
+        ("qwen4exp",),
+        "abort",
+        "fault",
+        "llama_memory_hybrid_idx::state_read takes any positions for the indexer's cells, and the next decode asserts "
+        "that they lie in the window; llama.h: zero means failed to load.",
+        says="cell position runs past the cell window",
+    ),
+    Row(
         "cp-then-rm",
         ("deepseek4",),
         "wrong",
