@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -69,7 +69,8 @@ class Compared(msgspec.Struct, frozen=True):
 
 class Diff(msgspec.Struct, frozen=True):
     """Two blobs. identical: to the byte; equal: the same state; headers, cells: how these differ, in words; faults: of
-    A and of B, where they cannot be read to their end, and then their states are not compared.
+    A and of B, where they cannot be read to their end, and then their states are not compared. partial: the one that is
+    a partial state of the other, and then what both hold is compared; behind: bytes behind the ends, in words.
     """
 
     identical: bool
@@ -81,6 +82,8 @@ class Diff(msgspec.Struct, frozen=True):
     layout: tuple[str, ...]
     sequences: tuple[Compared, ...]
     faults: dict[str, Fault]
+    partial: str = ""
+    behind: tuple[str, ...] = ()
 
 
 def diff(a: Blob, b: Blob, seq: int | None = None) -> Diff:
@@ -91,7 +94,10 @@ def diff(a: Blob, b: Blob, seq: int | None = None) -> Diff:
     """
     identical = a.data == b.data
     kinds = (str(a.tree.value), str(b.tree.value))
-    faults = {} if identical else {n: x.fault for n, x in (("A", a), ("B", b)) if x.fault is not None}
+    sides = (("A", a), ("B", b))
+    faults = {n: x.fault for n, x in sides if x.fault is not None and not x.behind}
+    behind = [f"{n} has {x.fault.words.partition(';')[0]}" for n, x in sides if x.fault is not None and x.behind]
+    partial = "" if faults else _partial(a, b)
     first = None if identical else _first(a, b)
     headers: list[str] = []
     layout: list[str] = []
@@ -107,7 +113,9 @@ def diff(a: Blob, b: Blob, seq: int | None = None) -> Diff:
             same, headers = _headers(a, b)
             pairs, layout = _pairs(a, b, seq)
             compared = [_compared(p, a, b) for p in pairs]
-            layout += _layout(a.tree, b.tree, pairs)
+            layout += [] if partial else _layout(a.tree, b.tree, pairs)
+    elif not faults and seq is not None and kinds[0] != "driver state":
+        _pairs(a, b, seq)  # whether there is such a sequence
     equal = identical or (not faults and same and not any(c.different for c in compared))
     return Diff(
         identical,
@@ -119,6 +127,8 @@ def diff(a: Blob, b: Blob, seq: int | None = None) -> Diff:
         tuple(layout),
         tuple(compared),
         faults,
+        partial,
+        tuple(behind),
     )
 
 
@@ -320,6 +330,13 @@ def _pairs(x: Blob, y: Blob, seq: int | None) -> tuple[list[_Pair], list[str]]:
     """What is to be compared with what, and what was left out of that."""
     one, other = Layout(x.tree).canonical(x.data), Layout(y.tree).canonical(y.data)
     a, b = x.tree, y.tree
+    match _partial(x, y):
+        case "A":
+            one, other = _in_common(one, _held_parts(x), other)
+        case "B":
+            other, one = _in_common(other, _held_parts(y), one)
+        case _:
+            pass
     single = (a.value in SINGLE, b.value in SINGLE)
     if single[0] and single[1]:
         ids = [-1 if (s := _seq(t)) is None else s for t in (a, b)]
@@ -340,6 +357,61 @@ def _pairs(x: Blob, y: Blob, seq: int | None) -> tuple[list[_Pair], list[str]]:
         return [_Pair(own, context, one[0], trimmed, single)], ["B is of a whole context", *left]
     trimmed, left = _trimmed(one[context], other[0])
     return [_Pair(context, own, trimmed, other[0], single)], ["A is of a whole context", *left]
+
+
+def _partial(x: Blob, y: Blob) -> str:
+    """Which of two blobs is a partial state (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) of what the other has, "A" or "B";
+    empty where neither is. The blob does not say; but it has the parts that such a one has, and of a window the layers.
+    """
+    for name, few, whole in (("A", x, y), ("B", y, x)):
+        if few.tree.value != "sequence state":
+            continue
+        parts = set(whole.shape.parts)
+        own = {"window" if p == "attn" and "window" in parts else p for p in few.shape.parts}
+        if parts == {"dsv4"} == own:
+            if (_number_of(few, "dsv4.mode"), _number_of(whole, "dsv4.mode")) == (1, 0):
+                return name
+        elif own and own == parts & {"window", "recurrent"} and "attn" in parts and _window_fits(few, whole):
+            return name
+    return ""
+
+
+def _number_of(blob: Blob, name: str) -> int:
+    return next((int(n.value) for n in blob.tree.named(name)), -1)
+
+
+def _window_fits(few: Blob, whole: Blob) -> bool:
+    """Whether the one attention part of a blob has the layers of the other's window; true where one has no cells, which
+    says nothing of layers.
+    """
+    mine = {n.value for n in few.tree.named("attn.stream.n_layer")}
+    theirs = {n.value for n in whole.tree.named("window.stream.n_layer")}
+    return not mine or not theirs or mine == theirs
+
+
+def _held_parts(blob: Blob) -> set[str]:
+    """The parts that a blob has, with or without cells."""
+    groups = [*blob.tree.children, *(c for dsv4 in blob.tree.group("dsv4") for c in dsv4.children)]
+    return {g.last for g in groups if g.kind == "group"}
+
+
+def _in_common(few: Canon, parts: set[str], whole: Canon) -> tuple[Canon, Canon]:
+    """A partial state, its window named as such, and what the other has of its parts."""
+    named = {"attn": "window"}
+    kept = {named.get(p, p) for p in parts}
+    return (
+        {s: _only(x, lambda part: named.get(part, part)) for s, x in few.items()},
+        {s: _only(x, lambda part: part if part in kept else "") for s, x in whole.items()},
+    )
+
+
+def _only(state: Sequence, name: Callable[[str], str]) -> Sequence:
+    """A sequence with its parts under other names, without those that get none."""
+    return Sequence(
+        {name(p): x for p, x in state.positions.items() if name(p)},
+        {k._replace(part=name(k.part)): r for k, r in state.rows.items() if name(k.part)},
+        {name(p): x for p, x in state.extensions.items() if name(p)},
+    )
 
 
 def _trimmed(context: Sequence, single: Sequence) -> tuple[Sequence, list[str]]:
@@ -374,7 +446,10 @@ def _compared(pair: _Pair, a: Blob, b: Blob) -> Compared:
     if not data:
         one, other = (Sequence(s.positions, {}, s.extensions) for s in (pair.one, pair.other))
         pair = pair._replace(one=one, other=other)
-    found = _differences(pair.one, pair.other)
+    have = (_held_parts(a), _held_parts(b))
+    if _partial(a, b):
+        have = (have[0] | have[1],) * 2
+    found = _differences(pair.one, pair.other, have)
     bad = {d.key.part for d, _ in found}
     equal = tuple(p for p in pair.other.positions if p not in bad)
     return Compared(
@@ -416,21 +491,28 @@ def _most(error: float) -> str:
     return f"largest difference {error:.3g}" if np.isfinite(error) else "not finite"
 
 
-def _differences(one: Sequence, other: Sequence) -> list[tuple[Difference, tuple[int, int]]]:
-    """Where two sequences differ, in words for both, and in how many of how many rows."""
+def _differences(
+    one: Sequence, other: Sequence, have: tuple[set[str], set[str]] | None = None
+) -> list[tuple[Difference, tuple[int, int]]]:
+    """Where two sequences differ, in words for both, and in how many of how many rows. have: the parts of each blob."""
     found: list[tuple[Difference, tuple[int, int]]] = []
     for fact in facts(one, other):
         part = fact.key.part
         if fact.what == "extension" and not (one.extensions.get(part) and other.extensions.get(part)):
             continue  # told of the headers
-        found.append((Difference(fact.key, fact.pos, fact.error, _fact_words(fact, one, other)), fact.counts))
+        found.append((Difference(fact.key, fact.pos, fact.error, _fact_words(fact, one, other, have)), fact.counts))
     return found
 
 
-def _fact_words(fact: Fact, one: Sequence, other: Sequence) -> str:
+def _fact_words(fact: Fact, one: Sequence, other: Sequence, have: tuple[set[str], set[str]] | None = None) -> str:
     key, sides = fact.key, (("A", one), ("B", other))
     match fact.what:
         case "cells":
+            lacks = next((i for i in (0, 1) if have is not None and key.part not in have[i]), None)
+            if lacks is not None:
+                (mine, _), (theirs, state) = (sides[lacks], sides[1 - lacks])
+                held = _held(state.positions[key.part])
+                return f"{mine} has no {part_words(key.part)} part, {theirs} holds {held} in it"
             held = ", ".join(f"{_held(s.positions.get(key.part, ()))} in {n}" for n, s in sides)
             return f"{part_words(key.part)} holds {held}"
         case "missing":
@@ -462,24 +544,32 @@ def text(found: Diff, a: str, b: str) -> list[str]:
     lines = [f"A  {a}: {found.kinds[0]}, {bytes_of(found.sizes[0])}"]
     lines.append(f"B  {b}: {found.kinds[1]}, {bytes_of(found.sizes[1])}")
     if found.identical:
-        return [*lines, "equal to the byte"]
+        lines.append("equal to the byte")
     for name, fault in found.faults.items():
         said = fault.words.partition(";")[0]
-        lines.append(f"{name} cannot be read from byte {fault.offset} on, {fault.field}: {said}")
-    if found.first is not None:
+        where_ = f"cannot be read from byte {fault.offset} on, {fault.field}: " if fault.field else "is "
+        lines.append(f"{name} {where_}{said}")
+    if found.identical:
+        return [*lines, *found.behind]
+    if found.first is not None and not found.partial:
         field = f"{found.first.name}, " if found.first.name else ""
         lines.append(
             f"first different byte {found.first.offset}: {field}{found.first.words}: {found.first.a} / {found.first.b}"
         )
-    lines += found.headers
+    lines += [*found.headers, *found.behind]
     if found.faults:
         return [*lines, "the states are not compared; `redraft blob show` has what could be read"]
     for sequence in found.sequences:
         lines += _sequence_text(sequence, len(found.sequences) > 1)
+    if found.partial:
+        said = f"{'equal' if found.equal else 'different'} in what both hold"
+        return [*lines, "; ".join((f"{found.partial} is a partial state: {said}", *found.layout))]
     if not found.equal:
         inside = any(s.different for s in found.sequences) or "driver state" in found.kinds
         return [*lines, "different state" if inside else "equal cells, different headers"]
-    why = "; ".join(found.layout) or "only the headers differ"
+    why = "; ".join(found.layout) or (
+        "only what is behind the end differs" if found.behind else "only the headers differ"
+    )
     return [*lines, f"equal state: {why}"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import struct
 from collections import Counter
 from typing import NamedTuple
 
@@ -26,10 +27,12 @@ from subjects.state.parse import (
     pending_row,
     read_as_far,
 )
-from subjects.state.tree import Node
+from subjects.state.tree import FORMATS, Node
 
 KINDS = ("eagle3",)
 """Drivers whose states have nothing to know them by."""
+NO_STATE = {"empty file": b"", "GGUF file": b"GGUF"}
+"""What is given by mistake, and how it begins."""
 SHOWN = 12
 """Digits of a hash that people see."""
 
@@ -81,7 +84,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 class Look(msgspec.Struct, frozen=True):
     """A blob. parts: those that it was read as having; data: False for one that was saved on a device; whole: it was
-    read to its end, otherwise `fault` says why not and the groups are what could be read.
+    read to its end, otherwise `fault` says why not and the groups are what could be read, the parts a guess.
     """
 
     kind: str
@@ -104,6 +107,14 @@ class Blob(NamedTuple):
     shape: Shape
     fault: Fault | None
 
+    @property
+    def behind(self) -> int:
+        """Bytes behind its end, where that is all that is wrong; 0 where they are the most of it."""
+        if self.fault is None or self.fault.field != THE_END or self.tree.value not in FORMS:
+            return 0
+        left = len(self.data) - self.fault.offset
+        return left if 2 * left < len(self.data) else 0
+
 
 def read(data: bytes, kind: str | None = None) -> Blob:
     """Read a blob as far as it makes sense. kind: one of KINDS, for a driver's state. Never raises."""
@@ -112,13 +123,20 @@ def read(data: bytes, kind: str | None = None) -> Blob:
             return Blob(data, pending_row(data), Shape(()), None)
         except BadBlob as e:
             return Blob(data, Node("", 0, len(data), value="driver state"), Shape(()), _fault(data, e, 0))
+    for what, begins in NO_STATE.items():
+        if data.startswith(begins) if begins else not data:
+            said = f"{'a' if begins else 'an'} {what}, which is no saved state"
+            return Blob(data, Node("", 0, len(data), value=what), Shape(()), Fault("", 0, said))
     got = read_as_far(data)
     if got.fault is not None and form_of(data) == "context state" and (other := _with_magic(data)) is not None:
         form, found = other
         said = f"{data[:4].hex(' ')} is no magic; with that of a {form} all the rest can be read, as shown"
         return Blob(data, found.tree, found.shape, Fault("magic", 0, said))
     return Blob(
-        data, got.tree, got.shape, None if got.fault is None else _fault(data, got.fault, got.wanted, got.spare)
+        data,
+        got.tree,
+        got.shape,
+        None if got.fault is None else _fault(data, got.fault, got.wanted, got.spare, got.mended),
     )
 
 
@@ -126,14 +144,18 @@ def _with_magic(data: bytes) -> tuple[str, AsFar] | None:
     """The reading with another magic, where that is all that is wrong."""
     forms = {"sequence state": SEQ_MAGIC, "sequence state file": SEQ_FILE_MAGIC, "session file": SESSION_MAGIC}
     for form, magic in forms.items():
-        found = read_as_far(magic.to_bytes(4, "little") + data[4:])
+        found = read_as_far(data, magic)
         if found.fault is None:
             return form, found
     return None
 
 
-def _fault(data: bytes, e: BadBlob, wanted: int, spare: int = 0) -> Fault:
+def _fault(data: bytes, e: BadBlob, wanted: int, spare: int = 0, mended: int | None = None) -> Fault:
     left = len(data) - e.reached
+    form = form_of(data)
+    if e.field == THE_END and form in FORMS and 2 * left < len(data):
+        who = "llama_state_load_file refuses" if form == "session file" else "llama.cpp does not look at"
+        return Fault(THE_END, e.reached, f"{_behind(left)} the end, which {who}; or a field before them is wrong")
     if e.field == THE_END or (e.field and left and "more behind" in str(e)):
         text = f"{bytes_of(left)} more than there should be, or a field before them is wrong"
     elif wanted > left:
@@ -148,12 +170,28 @@ def _fault(data: bytes, e: BadBlob, wanted: int, spare: int = 0) -> Fault:
         text = f"it is {int.from_bytes(raw, 'little')}" if wanted in (2, 4, 8) else "it makes no sense"
         if wanted == 4 and raw[-1] & 0x80:
             text += f" (or {int.from_bytes(raw, 'little', signed=True)})"
-        if last in MUST_BE:
+        # a number that others have to fit is told with what would, not with what it must be
+        if last in MUST_BE and (mended is None or not _possible(last, raw, data)):
             text += f" and must be {MUST_BE[last]}"
+    if mended is None and 0 < wanted <= left and ".cell." in e.field:
+        text += "; or the number of cells before it is wrong"
+    if mended is not None:
+        text += f"; with {mended} in its place all the rest can be read, as shown"
     if spare:
         text += f"; or the blob has no such part, and {bytes_of(spare)} behind its end"
     ahead = data[e.reached : e.reached + 16]
     return Fault(e.field, e.reached, text + (f"; the bytes there: {ahead.hex(' ')}" if ahead else ""))
+
+
+def _behind(n: int) -> str:
+    return f"{n} more {many('byte', n)} behind"
+
+
+def _possible(last: str, raw: bytes, data: bytes) -> bool:
+    """Whether a reading takes a number for plausible, and it is what follows that does not fit."""
+    value = int.from_bytes(raw, "little")
+    most = {"n_stream": 256, "n_cells": len(data) // 8, "n_tokens": len(data) // 4, "v_trans": 1}
+    return last in most and int(last == "n_stream") <= value <= most[last]
 
 
 def look(blob: Blob) -> Look:
@@ -238,6 +276,8 @@ def _data(node: Node, number: int, tensor: str, kind: str, row: int) -> Rows:
 
 def text(found: Look, name: str, *, cells: bool = False) -> list[str]:
     """Lines for people. cells: one for each cell."""
+    if found.kind in NO_STATE and found.fault is not None:
+        return [f"{name}: {found.fault.words}"]
     lines = [f"{name}: {found.kind}, {bytes_of(found.size)}, sha256 {found.sha256[:SHOWN]}"]
     if not found.data:
         lines.append("from a device: cells and sizes, no data")
@@ -246,9 +286,19 @@ def text(found: Look, name: str, *, cells: bool = False) -> list[str]:
     if found.parts == ("attn",) and found.kind in FORMS:
         lines.append("  (attention, or a window that was saved alone: nothing in the blob says which)")
     if found.fault is not None:
-        lines += ["", f"cannot be read from byte {found.fault.offset} on: {found.fault.field or 'the beginning'}"]
-        lines += [f"  {part}" for part in found.fault.words.split("; ")]
-    lines += ["", "odd", *(f"  {line}" for line in found.odd or ("nothing",))]
+        said = found.fault.words.split("; ")
+        behind = found.fault.field == THE_END and "behind the end" in said[0]
+        if behind:
+            lines += ["", f"from byte {found.fault.offset} on: {said.pop(0)}"]
+        else:
+            lines += ["", f"cannot be read from byte {found.fault.offset} on: {found.fault.field or 'the beginning'}"]
+        lines += [f"  {part}" for part in said]
+        some = {g.name for g in found.groups} & set(found.parts)
+        if found.kind in FORMS and some and not behind and "as shown" not in found.fault.words:
+            lines.append(f"  read as {', '.join(map(part_words, found.parts))}: the parts are a guess")
+    if found.odd or found.fault is None:
+        lines += ["", "odd" if found.fault is None else "odd in what could be read"]
+        lines += [f"  {line}" for line in found.odd or ("nothing",)]
     return lines
 
 
@@ -260,10 +310,14 @@ def _text(group: Group, pad: str, cells: bool) -> list[str]:
     if group.fields.get("v_trans"):
         head += ", V transposed"
     lines = [head]
+    claimed = group.fields.get("n_cells", len(group.cells))
     if group.cells:
-        lines.append(f"{pad}  {len(group.cells)} {many('cell', len(group.cells))}: {_positions(group.cells)}")
+        n = len(group.cells)
+        some = f"{claimed} cells, of which {n} can be read" if claimed != n else f"{n} {many('cell', n)}"
+        lines.append(f"{pad}  {some}: {_positions(group.cells)}")
     elif "n_cells" in group.fields:
-        lines.append(f"{pad}  no cells")
+        none = f"{claimed} {many('cell', int(claimed))}, none of which can be read"
+        lines.append(f"{pad}  {none if claimed else 'no cells'}")
     if cells:
         lines += [f"{pad}    {_one(i, c)}" for i, c in enumerate(group.cells)]
     lines += [f"{pad}  {line}" for line in _table(group.rows)]
@@ -342,6 +396,8 @@ def fields(blob: Blob) -> list[Field]:
             value: int | str = ""
         elif isinstance(node.value, bytes):
             value = "sha256 " + hashlib.sha256(node.value).hexdigest()[:SHOWN]
+        elif node.kind in FORMATS:  # what is in the bytes: another may have been read in place of a wrong one
+            value = int(struct.unpack_from(FORMATS[node.kind], blob.data, node.start)[0])
         else:
             value = node.value
         out.append(Field(node.start, node.end - node.start, node.name, nth, value))

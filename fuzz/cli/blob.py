@@ -31,7 +31,9 @@ def add(p: argparse.ArgumentParser) -> None:
         "show",
         help="a tree of one blob, and what is odd",
         description="Shows a blob, also one that is malformed: as far as it can be read, and what is wrong there.",
-        epilog="Exit codes: 0 it can be read to its end, 1 it is malformed, 2 usage.",
+        epilog=(
+            "Exit codes: 0 it can be read to its end, 1 it is malformed or has more bytes behind its end, 2 usage."
+        ),
     )
     show.add_argument("file", metavar="FILE", type=Path)
     more = show.add_mutually_exclusive_group()
@@ -42,7 +44,8 @@ def add(p: argparse.ArgumentParser) -> None:
         help="how two blobs differ",
         description=(
             "Names the first byte that differs, then compares what the blobs mean: by sequence, part, layer and "
-            "position, whatever the order of the cells."
+            "position, whatever the order of the cells. Of a partial state (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) and a "
+            "whole one what both hold is compared, and of blobs with bytes behind their ends what is before them."
         ),
         epilog="Exit codes: 0 equal state, 1 different, 2 usage, or a blob that cannot be read to its end.",
     )

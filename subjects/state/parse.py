@@ -80,12 +80,17 @@ SHAPES = tuple(Shape(parts, data, ext, values) for data in (True, False) for par
                if not (ext and parts == ("recurrent",)))  # fmt: skip
 
 
+Instead = dict[int, int]
+"""Numbers to be read in place of those at some offsets."""
+
+
 class _Reader:
     """Takes fields off the bytes, in order."""
 
-    def __init__(self, data: bytes, shape: Shape, at: int = 0, single: bool = True):
+    def __init__(self, data: bytes, shape: Shape, at: int = 0, single: bool = True, instead: Instead | None = None):
         self.data, self.shape, self.at, self.single = data, shape, at, single
         self.reached, self.field, self.wanted = at, "", 0
+        self.instead, self.effort = instead or {}, 0
 
     def number(self, into: Node, last: str, kind: Kind = "u32", plausible: Callable[[int], bool] | None = None) -> int:
         name = f"{into.name}.{last}" if into.name else last
@@ -95,6 +100,8 @@ class _Reader:
         if start + size > len(self.data):
             raise _No(name)
         value = int(struct.unpack_from(FORMATS[kind], self.data, start)[0])
+        value = self.instead.get(start, value)
+        self.effort += 1
         if plausible is not None and not plausible(value):
             raise _No(name)
         into.children.append(Node(name, start, start + size, kind, value))
@@ -107,6 +114,7 @@ class _Reader:
             self.reached, self.field, self.wanted = self.at, name, size
         if size < 0 or self.at + size > len(self.data):
             raise _No(name)
+        self.effort += size >> 8
         raw = self.data[self.at : self.at + size]
         node = Node(name, self.at, self.at + size, kind, raw.decode("latin-1") if kind == "text" else raw)
         into.children.append(node)
@@ -401,12 +409,16 @@ _NEAR = 12
 """Bytes between readings that got about as far: small numbers are plausible as almost everything."""
 
 
-def _read(root: Node, data: bytes, shape: Shape) -> tuple[int, str, int]:
+def _read(root: Node, data: bytes, shape: Shape, instead: Instead | None = None) -> tuple[int, str, int]:
     """One reading, into `root`: where it failed, in which field, and of how many bytes that is. The field is empty
     where it did not fail, THE_END where bytes are left. Raises BadBlob on another version.
     """
     header, single = FORMS[str(root.value)]
-    r = _Reader(data, shape, single=single)
+    return _read_with(_Reader(data, shape, single=single, instead=instead), header, root)
+
+
+def _read_with(r: _Reader, header: Callable[[_Reader, Node], None], root: Node) -> tuple[int, str, int]:
+    data, shape = r.data, r.shape
     try:
         header(r, root)
         for part in shape.parts:
@@ -426,7 +438,8 @@ def _no_sense(form: str, data: bytes, reached: int, field: str) -> str:
 class AsFar(NamedTuple):
     """What can be read of a blob. fault: what is wrong, None where nothing is; wanted: bytes of the field at fault,
     more than are left where the blob is cut short; spare: bytes behind the end of another reading, one that has fewer
-    parts and got about as far, 0 where there is none.
+    parts and got about as far, 0 where there is none. mended: the number with which in place of the one at fault all
+    the rest can be read, and was.
     """
 
     tree: Node
@@ -434,14 +447,17 @@ class AsFar(NamedTuple):
     fault: BadBlob | None = None
     wanted: int = 0
     spare: int = 0
+    mended: int | None = None
 
 
-def read_as_far(data: bytes, form: str | None = None) -> AsFar:
-    """The tree of a blob, or of as much of it as makes sense: the reading that got furthest. Of those that got about as
-    far, one that the bytes do not suffice for is taken first, then one that has all its parts and bytes left. form: a
-    key of FORMS in place of the one that the bytes claim. Never raises.
+def read_as_far(data: bytes, magic: int | None = None) -> AsFar:
+    """The tree of a blob, or of as much of it as makes sense. Where one number alone is wrong, that is the reading with
+    another in its place; else it is the one that got furthest. Of those that got about as far, one that the bytes do
+    not suffice for is taken first, then one that has all its parts and bytes left. magic: the one to be read in place
+    of what the bytes begin with. Never raises.
     """
-    form = form or form_of(data)
+    form = form_of(data) if magic is None else _MAGICS[magic]
+    instead = None if magic is None else {0: magic}
     if form == "driver state":
         root = Node("", 0, len(data), value=form)
         try:
@@ -453,26 +469,110 @@ def read_as_far(data: bytes, form: str | None = None) -> AsFar:
     for shape in SHAPES:
         root = Node("", 0, len(data), value=form)
         try:
-            reached, field, wanted = _read(root, data, shape)
+            reached, field, wanted = _read(root, data, shape, instead)
         except BadBlob as e:
             _close(root)
             return AsFar(root, shape, e)
         if not field:
             return AsFar(root, shape)
-        # cells of a recurrent part may be anything, so having read some says nothing
-        if shape.parts != ("recurrent",) or not field.startswith(("recurrent.cell.", "recurrent.s_trans")):
+        # cells of a recurrent part may be anything, so having read some says nothing, nor have small numbers behind
+        if shape.parts != ("recurrent",) or not field.startswith(_LOOSE):
             tries.append((reached, field, wanted, shape))
     furthest = max(t[0] for t in tries)
     near = [t for t in tries if t[0] >= furthest - _NEAR]
+    # only deepseek4's begins with a magic of its own
+    near = [t for t in near if t[1].startswith("dsv4.") and t[1] != "dsv4.magic"] or near
     # of each kind the first: SHAPES has the likely ones first
     spare = next((t for t in near if t[1] == THE_END), None)
     short = next((t for t in near if t[2] > len(data) - t[0] and (spare is None or t[0] > spare[0])), None)
     reached, field, wanted, best = short or spare or near[0]
+    left = len(data) - reached
+    clear = left < _SMALL if field == THE_END else wanted > left == 0
+    if magic is None and not clear and (mended := _mended(data, form)) is not None:
+        return mended
     root = Node("", 0, len(data), value=form)  # read again: the trees of a large blob would not all fit
-    _read(root, data, best)
+    _read(root, data, best, instead)
     _close(root)
     fault = BadBlob(_no_sense(form, data, reached, field), reached, field)
     return AsFar(root, best, fault, wanted, len(data) - spare[0] if spare and field != THE_END else 0)
+
+
+_LOOSE = tuple(f"recurrent.{last}" for last in ("n_cells", "cell.", "s_trans", "n_layer", "r"))
+_SMALL = 64
+"""So few bytes behind the end of a reading are what somebody appended."""
+_EFFORT = 150_000
+"""Fields that are read at most to find the number that is wrong: half a second or so."""
+_COUNTS = ("n_cells", "n_stream", "n_layer", "n_tokens", "v_trans")
+"""Numbers that what follows depends on: a reading with a wrong one fails later."""
+_OTHERS: dict[str, tuple[int, ...]] = {
+    "n_cells": tuple(range(1, 33)),
+    "n_stream": tuple(range(1, 17)),
+    "n_layer": tuple(range(1, 65)),
+    "n_tokens": tuple(range(65)),
+    "v_trans": (0, 1),
+    "s_trans": (0,),
+    "n_seq": (1, 0, 2, 3, 4),
+    "seq": (0,),
+    "type": tuple(TYPES),
+    "element": (4, 2),
+    "magic": (DSV4_MAGIC,),
+    "version": (DSV4_VERSION,),
+    "mode": (0, 1),
+}
+"""What is tried in place of a number that may be wrong."""
+
+
+def _mended(data: bytes, form: str) -> AsFar | None:
+    """The reading to the end of a blob that has one wrong number."""
+    header, single = FORMS[form]
+    left = _EFFORT
+
+    def attempt(shape: Shape, instead: Instead) -> tuple[Node, _Reader, str, int]:
+        nonlocal left
+        root = Node("", 0, len(data), value=form)
+        r = _Reader(data, shape, single=single, instead=instead)
+        try:
+            _, field, wanted = _read_with(r, header, root)
+        except BadBlob as e:
+            field, wanted = e.field, 0
+        left -= r.effort + 10
+        return root, r, field, wanted
+
+    for shape in SHAPES:
+        for node in _suspects(*attempt(shape, {})):
+            others = _OTHERS.get(node.last, ())
+            if node.last == "n_cells":  # as many as there seem to be, or a few less
+                group = next(
+                    (
+                        g
+                        for g in attempt(shape, {node.start: len(data) // 8})[0].walk()
+                        if g.children and g.children[0].start == node.start
+                    ),
+                    None,
+                )
+                n = len(group.group("cell")) if group is not None else 0
+                others = (*range(n, max(n - 4, 0), -1), *others)
+            for other in others:
+                if other == node.value:
+                    continue
+                root, _, field, _ = attempt(shape, {node.start: other})
+                if not field and any(n.kind == "data" or n.last == "row" for n in root.leaves()):
+                    fault = BadBlob(_no_sense(form, data, node.start, node.name), node.start, node.name)
+                    return AsFar(root, shape, fault, node.end - node.start, 0, other)
+                if left < 0:
+                    return None
+    return None
+
+
+def _suspects(root: Node, r: _Reader, field: str, wanted: int) -> list[Node]:
+    """Numbers that may be why a reading failed: where it did, and before, the latest first."""
+    before = [n for n in root.leaves() if n.last in _COUNTS]
+    kinds: dict[int, Kind] = {2: "u16", 4: "u32", 8: "u64"}
+    own = []
+    if field not in ("", THE_END) and wanted in kinds and r.reached + wanted <= len(r.data):
+        raw = r.data[r.reached : r.reached + wanted]
+        own = [Node(field, r.reached, r.reached + wanted, kinds[wanted], int.from_bytes(raw, "little"))]
+    return own + [n for n in reversed(before) if not own or n.start != own[0].start][:8]
 
 
 def _close(node: Node) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from pathlib import Path
 
 import blob_builder as built
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from blob_builder import F16, F32, HYBRID, attention, context, recurrent, sequence, session, stream, u32
 
-from fuzz.blobs.diff import NoPair, _differences, diff
+from fuzz.blobs.diff import Diff, NoPair, _differences, diff
+from fuzz.blobs.diff import text as diff_text
 from fuzz.blobs.look import Look, fields, look, read, text
 from fuzz.cli import main
 from subjects.state.canon import Key, Rows, Sequence
@@ -149,8 +151,7 @@ def test_what_is_odd(data: bytes, odd: list[str]) -> None:
     ("data", "field", "offset", "words"),
     [
         (HYBRID[: K + 5], "attn.stream.k.data", K, "it takes 32 bytes and 5 are left"),
-        (HYBRID + b"abc", THE_END, len(HYBRID), "3 bytes more than there should be"),
-        (b"", "arch.length", 0, "it takes 4 bytes and 0 are left"),
+        (HYBRID + b"abc", THE_END, len(HYBRID), "3 more bytes behind the end, which llama.cpp does not look at"),
         (changed(HYBRID, 0, 0xAF143CD9), "magic", 0, "d9 3c 14 af is no magic; with that of a sequence state"),
         (changed(HYBRID, 12, -1), "attn.stream.n_cells", 12, "it is 4294967295 (or -1) and must be so many that"),
         (changed(HYBRID, K - 12, 5), "attn.stream.k.type", K - 12, "it is 5 and must be a type that a cache can have"),
@@ -158,7 +159,7 @@ def test_what_is_odd(data: bytes, odd: list[str]) -> None:
             changed(HYBRID, at(HYBRID, "recurrent.n_layer"), 0),
             "recurrent.n_layer",
             at(HYBRID, "recurrent.n_layer"),
-            "it is 0 and must be at most 1024",
+            "it is 0 and must be at most 1024, and of a recurrent part at least 1; with 1 in its place",
         ),
         (
             changed(HYBRID, at(HYBRID, "attn.stream.cell.n_seq", 2), 2),
@@ -182,7 +183,7 @@ def test_what_is_malformed_is_read_as_far_as_it_makes_sense(data: bytes, field: 
     assert found.fault is not None
     assert (found.whole, found.fault.field, found.fault.offset) == (False, field, offset)
     assert words in found.fault.words
-    assert any("cannot be read" in line for line in text(found, "x"))
+    assert any("cannot be read" in line or "behind the end" in line for line in text(found, "x"))
 
 
 def test_a_state_row_that_makes_no_sense_is_not_taken_for_the_end() -> None:
@@ -197,7 +198,7 @@ def test_a_state_row_that_makes_no_sense_is_not_taken_for_the_end() -> None:
 
 @pytest.mark.parametrize("data", [HYBRID, built.driver(), session(attention(stream(range(3))), tokens=[1, 2, 3])])
 def test_beginnings_and_flipped_bytes_are_shown(data: bytes) -> None:
-    for n in range(0, len(data), 3):
+    for n in range(0, len(data), 7):
         flipped = data[:n] + bytes([data[n] ^ 0xFF]) + data[n + 1 :]
         for bad in (data[:n], flipped):
             blob = read(bad)
@@ -261,7 +262,14 @@ def test_equal_states(other: bytes, words: str) -> None:
                 "layer 0, attention V: F32 of 8 bytes a row in A, F16 of 4 bytes a row in B",
             ],
         ),
-        (sequence(recurrent([3])), ["attention holds positions 0..3 in A, no cells in B"]),
+        (
+            sequence(attention(stream(range(4)), stream([]))),
+            ["B has no recurrent part, A holds position 3 in it"],
+        ),
+        (
+            sequence(attention(stream([]), stream([])), recurrent([3])),
+            ["attention holds positions 0..3 in A, no cells in B"],
+        ),
         (
             sequence(attention(stream(range(4)), stream([])), recurrent([3], start=2)),
             [
@@ -275,6 +283,130 @@ def test_different_states(other: bytes, words: list[str]) -> None:
     found = diff(read(HYBRID), read(other))
     assert not found.equal
     assert [p.words for s in found.sequences for p in s.different] == words
+
+
+WINDOWED = sequence(attention(stream(range(6), start=7)), attention(stream([4, 5], kinds=(F32, F32))))
+
+
+@pytest.mark.parametrize(
+    "other", [WINDOWED, context(attention(stream(range(6))), attention(stream(range(6), kinds=(F32, F32))))]
+)
+def test_a_window_that_was_saved_alone_is_no_base_cache(other: bytes) -> None:
+    """Its only attention part is read as attention; that of the other is another one."""
+    alone, elsewhere = (sequence(attention(stream([4, 5], kinds=(F32, F32), start=n))) for n in (0, 1))
+    found = diff(read(alone), read(other))
+    assert (found.partial, found.equal) == ("A", True)
+    assert found.sequences[0].equal == ("windowed attention equal in all 2 positions",)
+    assert text_of(found)[-1].startswith("A is a partial state: equal in what both hold")
+    found = diff(read(other), read(elsewhere))
+    assert (found.partial, found.equal) == ("B", False)
+    assert found.sequences[0].different[0].words == (
+        "layer 0, windowed attention K of position 4: largest difference 1, in 2 of 2 positions"
+    )
+    assert text_of(found)[-1].startswith("B is a partial state: different in what both hold")
+
+
+def test_recurrent_state_that_was_saved_alone() -> None:
+    found = diff(read(HYBRID), read(sequence(recurrent([3]))))
+    assert (found.partial, found.equal) == ("B", True)
+    found = diff(read(sequence(recurrent([3], start=1))), read(HYBRID))
+    assert (found.partial, found.equal) == ("A", False)
+    assert {p.part for p in found.sequences[0].different} == {"recurrent"}
+    both = sequence(attention(stream([4, 5], kinds=(F32, F32))), recurrent([5]))
+    found = diff(read(both), read(WINDOWED + recurrent([5])))
+    assert (found.partial, found.equal) == ("A", True)
+
+
+def test_other_layers_than_those_of_the_window_are_no_partial_state() -> None:
+    found = diff(read(sequence(attention(stream(range(6), start=7)))), read(WINDOWED))
+    assert (found.partial, found.equal) == ("", False)
+    assert [p.words for s in found.sequences for p in s.different] == [
+        "A has no windowed attention part, B holds positions 4..5 in it"
+    ]
+
+
+Q = sequence(attention(stream(range(17))), recurrent([16]))
+G = sequence(attention(stream(range(17))), attention(stream(range(10, 17))))
+
+
+@pytest.mark.parametrize(("data", "parts"), [(Q, ("attn", "recurrent")), (G, ("attn", "window"))])
+@pytest.mark.parametrize("number", [0, 3, 18, 60, 1000, 100000, 0x7FFFFFFF])
+def test_one_number_that_is_wrong_is_named_and_all_the_rest_read(
+    data: bytes, parts: tuple[str, ...], number: int
+) -> None:
+    bad = changed(data, 12, number)
+    found = seen(bad)
+    assert found.fault is not None
+    assert (found.fault.field, found.fault.offset, found.parts) == ("attn.stream.n_cells", 12, parts)
+    assert f"it is {number}" in found.fault.words
+    assert "with 17 in its place all the rest can be read" in found.fault.words
+    assert len(found.groups[1].groups[0].cells) == 17
+    assert next(f.value for f in fields(read(bad)) if f.name == "attn.stream.n_cells") == number
+    assert not any("guess" in line for line in text(found, "x"))
+
+
+@pytest.mark.parametrize(
+    ("number", "parts"), [(0, "attention"), (1000, "attention, recurrent"), (0x7FFFFFFF, "attention, recurrent")]
+)
+def test_the_parts_of_what_cannot_be_mended_are_a_guess(number: int, parts: str) -> None:
+    lines = text(seen(changed(Q, 12, number)[:-20]), "x")
+    assert f"  read as {parts}: the parts are a guess" in lines
+    assert not any("windowed" in line for line in lines)
+
+
+def test_a_part_with_a_magic_is_no_guess_at_another() -> None:
+    found = seen(sequence(u32(0x34565344, 7, 9, 3, 3, 3)))
+    assert found.fault is not None
+    assert (found.parts, found.fault.field) == (("dsv4",), "dsv4.version")
+
+
+def test_the_number_of_cells_is_the_one_in_the_bytes() -> None:
+    lines = text(seen(changed(Q, 12, 30)[:-20]), "x")
+    assert any("30 cells, of which " in line for line in lines)
+    assert any("or the number of cells before it is wrong" in line for line in lines)
+    assert "odd" not in lines
+
+
+def test_bytes_behind_the_end_are_not_compared() -> None:
+    more = HYBRID + b"\x00" * 9
+    found = diff(read(HYBRID), read(more))
+    assert (found.identical, found.equal, found.faults) == (False, True, {})
+    assert found.behind == ("B has 9 more bytes behind the end, which llama.cpp does not look at",)
+    assert text_of(found)[-1] == "equal state: only what is behind the end differs"
+    assert not diff(read(more), read(MOVED[:-4] + bytes(4))).equal
+    fault = read(session(attention(stream(range(3)))) + b"x").fault
+    assert fault is not None
+    assert "llama_state_load_file refuses" in fault.words
+
+
+@pytest.mark.parametrize(("data", "said"), [(b"", "an empty file"), (b"GGUF" + bytes(99), "a GGUF file")])
+def test_what_is_no_state_is_told_as_such(data: bytes, said: str) -> None:
+    assert text(seen(data), "x") == [f"x: {said}, which is no saved state"]
+    assert f"B is {said}, which is no saved state" in text_of(diff(read(HYBRID), read(data)))
+
+
+def test_equal_blobs_are_checked_too() -> None:
+    whole = read(context(attention(stream([0, 1], [[1], [1]]))))
+    assert diff(whole, whole, 1).identical
+    with pytest.raises(NoPair, match="no sequence 7 in the context"):
+        diff(whole, whole, 7)
+    cut = read(HYBRID[:70])
+    assert diff(cut, cut).identical
+    assert set(diff(cut, cut).faults) == {"A", "B"}
+
+
+def test_a_large_file_is_not_copied() -> None:
+    data = bytes(64 << 20)
+    tracemalloc.start()
+    try:
+        look(read(data))
+        assert tracemalloc.get_traced_memory()[1] < len(data) // 8
+    finally:
+        tracemalloc.stop()
+
+
+def text_of(found: Diff) -> list[str]:
+    return diff_text(found, "a", "b")
 
 
 def test_what_both_hold() -> None:
@@ -390,7 +522,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["diff", "a", "moved"], 0),
         (["diff", "a", "nan"], 1),
         (["diff", "a", "cut"], 2),
-        (["diff", "cut", "cut"], 0),
+        (["diff", "cut", "cut"], 2),
     ):
         argv = ["blob", *(paths.get(x, x) for x in argv)]
         assert main(argv) == code, argv

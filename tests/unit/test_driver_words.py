@@ -43,7 +43,8 @@ TARGET, DRAFT, OFFERED, NOTHING = Blob(640, 640), Blob(196, 196), Blob(132, 132)
 def test_an_insertion_names_what_is_inserted(value: int, said: str) -> None:
     assert words.edit_words(BlobEdit(how="insert", where="seq", value=value)) == f"put {said} 0x5a behind seq"
     source = Source(built.HYBRID)
-    data = assemble(pieces_of(source, [BlobEdit(how="insert", where="seq", value=value)], lambda _: None), lambda _: source.data)  # fmt: skip # noqa: E501
+    pieces = pieces_of(source, [BlobEdit(how="insert", where="seq", value=value)], lambda _: None)
+    data = assemble(pieces, lambda _: source.data)
     assert said.startswith(f"{len(data) - len(built.HYBRID)} ")
 
 

@@ -134,6 +134,17 @@ def test_a_half_emptied_context_is_checked_by_a_sequence_that_was_emptied() -> N
     tape.step(RestoreAll(slot=0), 0, rc=0, blobs=[(9, 0)], pos={1: GONE})
     (v,) = judged("refusal", tape).violations
     assert (v.key, v.check.seq, v.check.expected) == ("refusal:half:restore_all", 1, (0, 2))
+    assert "or empty (and all sequences alike); but" in v.because
+
+
+def test_a_half_restored_sequence_is_not_held_against_the_others() -> None:
+    tape = (
+        two().step(Save(seq=0, slot=0), 0, 0, 0, rc=9).step(Corrupt(slot=0, edits=(BlobEdit(how="flip"),)), 0, value=1)
+    )
+    tape.step(Restore(slot=0, seq=1), 1, 0, 0, rc=0, blobs=[(9, 0)], pos={1: (0, 0)})
+    (v,) = judged("refusal", tape).violations
+    assert v.key == "refusal:half:restore"
+    assert "or empty; but it has positions (0, 0)" in v.because
 
 
 def test_an_aborted_decode_says_which_positions_are_right() -> None:
