@@ -71,7 +71,7 @@ def finding_line(f: dict[str, Any]) -> str:
     """A finding in one line."""
     n, m = f["reproduced"]
     state = f"known: {f['known']}" if f["known"] else "new"
-    return f"{f['signature']}  ({state}; {f['operations']} operations; {n} of {m})"
+    return f"{f['signature']}  ({state}; {count(f['operations'], 'operation')}; {n} of {m})"
 
 
 def headline(s: Status) -> str:
@@ -199,10 +199,11 @@ def _engine(result: Result, console: Console) -> None:
         kept = s.out / "crashes"
         again = shlex.join(["redraft", "replay", str(kept), "--build", s.instrumented])
         console.print(
-            f"{lost} of the inputs tried {showed}. Inputs, programs and logs are in {kept}, one of each way; `{again}` "
-            "runs them where they were met, without --build on the installed library.",
+            f"{lost} of the inputs tried {showed}. Inputs, programs and logs are in {kept}, one of each way. This runs "
+            "them where they were met, and without --build on the installed library:",
             markup=False,
         )
+        console.print(f"  {again}", markup=False, highlight=False, soft_wrap=True)
     for text, times in undefined.items():
         console.print(f"undefined behaviour, {count(times, 'time')}: {text}", markup=False, highlight=False)
     if (picture := s.out / "coverage.png").exists():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-import traceback
 
 try:
+    import argparse
+    import traceback
+
     from fuzz.cli import (
         blob,
         build,

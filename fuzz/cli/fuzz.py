@@ -38,6 +38,7 @@ from fuzz.cli.common import console as open_console
 from fuzz.engine import picture
 from fuzz.job import Coverage
 from fuzz.models import BadModel, Model, resolve, resolve_pairs, with_driver, with_impl
+from fuzz.repro.phrases import count
 from fuzz.show import Progress, final
 from subjects import instrument
 from subjects.builds import (
@@ -266,8 +267,9 @@ def run(args: argparse.Namespace) -> int:
         with campaign.prepare(out, plan, resume=args.resume):
             if not args.json:
                 console.print(
-                    f"Testing {b.build.name} ({b.build.fingerprint}){drivers}{_inputs_from(coverage)} with "
-                    f"{', '.join(m.label for m in models)}; seed {seed}, {jobs} jobs, into {out}",
+                    f"Testing {b.build.name} ({b.build.fingerprint}){drivers} with "
+                    f"{', '.join(m.label for m in models)}; {_targets_on(coverage)}seed {seed}, "
+                    f"{count(jobs, 'job')}, into {out}",
                     markup=False,
                 )
             with Progress(console, quiet=args.json and not console.is_terminal) as listen:
@@ -306,13 +308,9 @@ def _instrumented(coverage: Coverage) -> str:
     return f"{Path(coverage.build).name} ({coverage.fingerprint})"
 
 
-def _inputs_from(coverage: Coverage | None) -> str:
+def _targets_on(coverage: Coverage | None) -> str:
     """Where targets run, for the first line."""
-    if coverage is None:
-        return ""
-    if coverage.alone:
-        return f", {', '.join(coverage.targets)} on it,"
-    return f", {', '.join(coverage.targets)} on {_instrumented(coverage)},"
+    return f"targets {', '.join(coverage.targets)} on {_instrumented(coverage)}; " if coverage else ""
 
 
 def _picture(result: campaign.Result, path: Path) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 from fuzz.coverage import export, functions
 from fuzz.coverage.export import Function, Measured, Share
 from fuzz.engine.process import tied
+from fuzz.repro.phrases import count
 from oracles.judge import Judge
 from subjects import instrument
 from subjects.scenario import BadScenario, Scenario
@@ -249,8 +250,8 @@ def run_programs(
     finally:
         del os.environ["LLVM_PROFILE_FILE"]
         os.environ.update({} if before is None else {"LLVM_PROFILE_FILE": before})
-        source.about = f"{done} programs"
-        source.notes += [f"{n} programs not run: {why}" for why, n in failed.items()]
+        source.about = count(done, "program")
+        source.notes += [f"{count(n, 'program')} not run: {why}" for why, n in failed.items()]
 
 
 def run_campaign(build: Path, minutes: float, seed: int | None, source: Source, folder: Path) -> None:
@@ -300,12 +301,12 @@ def run_upstream(build: Path, source: Source, folder: Path, say: Callable[[str],
     say(f"{source.name}: generating models")
     elsewhere = {**os.environ, "LLVM_PROFILE_FILE": str(folder / "generator-%m%c.profraw")}
     _quiet([build / "bin" / GENERATOR, "-o", models], elsewhere, lambda _: None)
-    count = len(list(models.glob("*.gguf")))
-    if not count:
+    number = len(list(models.glob("*.gguf")))
+    if not number:
         source.notes.append(f"{GENERATOR} made no models")
         return
     for test in UPSTREAM:
-        say(f"{source.name}: {test} over {count} models, a minute or two")
+        say(f"{source.name}: {test} over {number} models, a minute or two")
         # one thread: several spin while they wait for each other, which takes minutes where the cores are busy
         code = _quiet(
             [build / "bin" / test, "--models", models, "-t", "1", "-tb", "1"],
@@ -314,7 +315,7 @@ def run_upstream(build: Path, source: Source, folder: Path, say: Callable[[str],
         )
         if code:
             source.notes.append(f"{test} ended with {code}")
-    source.about = f"{' and '.join(UPSTREAM)} over {count} generated models"
+    source.about = f"{' and '.join(UPSTREAM)} over {number} generated models"
 
 
 def _going_on(say: Callable[[str], None], what: str, seconds: float) -> None:

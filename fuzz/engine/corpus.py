@@ -48,6 +48,11 @@ def name_of(data: bytes) -> str:
     return hashlib.sha1(data).hexdigest()
 
 
+def whole(folder: Path) -> bool:
+    """Whether every input that libFuzzer wrote is there to its end."""
+    return all(name_of(path.read_bytes()) == path.name for path in folder.iterdir())
+
+
 def remove(folder: Path, data: bytes) -> None:
     """Take an input out: one that ends the target would end it at every start."""
     (folder / name_of(data)).unlink(missing_ok=True)

@@ -428,7 +428,9 @@ class CoverageJob(Job):
                 stop=lambda: self.stopped,
             )
             self._empty(self.scratch)
-            return ended.code == 0 and not ended.late and not ended.stopped
+            whole = ended.code == 0 and not ended.late and not ended.stopped
+            # on a full disk it ends with 0 as well
+            return whole and libfuzzer.merged(ended.log) == corpus.count(into) and corpus.whole(into)
 
         if corpus.minimise(self._corpus(name), merge):
             self.progress.targets[name].corpus = corpus.count(self._corpus(name))

@@ -15,6 +15,7 @@ MAX_LEN = 4096
 _STATUS = re.compile(r"^#(\d+)\s+([A-Za-z]+)\s+(.*)$")
 _COUNTER = re.compile(r"(\w+(?:/s)?): (\d+)")
 _FINAL = re.compile(r"^stat::(\w+):\s+(\d+)$")
+_MERGED = re.compile(r"^MERGE-OUTER: (\d+) new files with ", re.MULTILINE)
 _ARTIFACTS = ("crash-", "timeout-", "oom-", "leak-")
 
 
@@ -54,6 +55,12 @@ def final(line: str) -> tuple[str, int] | None:
     """One of the figures that are printed at the end: its name and value."""
     found = _FINAL.match(line)
     return (found[1], int(found[2])) if found else None
+
+
+def merged(log: str) -> int | None:
+    """How many inputs a merge says that it has chosen; None where it did not get so far."""
+    found = _MERGED.findall(log)
+    return int(found[-1]) if found else None
 
 
 def fuzzing(folder: Path, artifacts: Path, *, seconds: float, seed: int) -> list[str]:
