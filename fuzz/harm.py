@@ -47,6 +47,9 @@ def _taken(e: BlobEdit, t: Target) -> bool:
         return not (t.whole and t.medium == "file")  # which wants to have read everything
     if e.how in ("set", "add", "flip", "zero") and e.where:
         return last in _FREE or (last == "seq" and not t.whole)
+    # of one sequence a recurrent memory has one cell
+    if e.where == "recurrent.cell":
+        return e.how == "swap"
     return e.how in ("drop", "double", "swap") and last == "cell" and e.value == 0 and first != "dsv4" and not t.whole
 
 
