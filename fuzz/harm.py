@@ -96,7 +96,7 @@ def _half(e: BlobEdit, t: Target) -> bool:
     if t.whole:
         return _ends_short(e)
     if t.traits.memory == "hybrid":
-        return e.how == "cut" and last in ("recurrent", "n_cells")
+        return e.how in ("cut", "drop", "take") and last in ("recurrent", "n_cells")  # it may end at the count
     return t.streams and e.how in ("cut", "drop", "take")
 
 
