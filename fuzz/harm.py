@@ -50,7 +50,8 @@ def _taken(e: BlobEdit, t: Target) -> bool:
     # of one sequence a recurrent memory has one cell
     if e.where == "recurrent.cell":
         return e.how == "swap"
-    return e.how in ("drop", "double", "swap") and last == "cell" and e.value == 0 and first != "dsv4" and not t.whole
+    # not so a cell that is dropped: of an only one the rest of its stream is left
+    return e.how in ("double", "swap") and last == "cell" and e.value == 0 and first != "dsv4" and not t.whole
 
 
 def _early(e: BlobEdit, t: Target) -> bool:
