@@ -215,6 +215,7 @@ struct Stage {
     size_t          recurrent = SIZE_MAX;  // where the base says how many recurrent cells it has
     std::vector<size_t> positions;         // where it says those of its cells
     Bytes           base, good, empty, victim, neighbour;
+    std::vector<Bytes> all; // the good state of every sequence
     std::vector<float> row;
 
     Stage(const Model & m, const Setting & s) : s(s), n_vocab(llama_vocab_n_tokens(llama_model_get_vocab(m.loaded))) {
@@ -247,6 +248,9 @@ struct Stage {
         good_again();
         victim    = get(VICTIM);
         neighbour = get(NEIGHBOUR);
+        for (int i = 0; i < n_seq; ++i) {
+            all.push_back(get(i));
+        }
         row = next_row();
         row = next_row();
     }
@@ -360,9 +364,6 @@ struct Stage {
 
     // The neighbour's next row; it is put back afterwards.
     std::vector<float> next_row() {
-        if (s.whole) {
-            return {};
-        }
         feed(NEIGHBOUR, OTHER, 1, 1);
         const float * logits = llama_get_logits_ith(ctx, 0);
         if (!logits) {
@@ -409,20 +410,29 @@ struct Stage {
             if (get(NEIGHBOUR) != neighbour) {
                 throw Complaint{ "the state of another sequence is not what it was" };
             }
-            const std::vector<float> again = next_row();
-            float worst = 0;
-            for (int i = 0; i < n_vocab; ++i) {
-                worst = std::isnan(again[i]) ? INFINITY : std::max(worst, std::fabs(again[i] - row[i]));
-            }
-            if (!(worst <= CLOSE)) {
-                throw Complaint{ "another sequence does not go on as before" };
-            }
+            goes_on();
         }
         good_again();
-        if (!same(get(VICTIM), victim)) {
-            throw Complaint{ "a good restore afterwards does not give the good state" };
+        for (int i = 0; i < n; ++i) {
+            if (!same(get(i), all[i])) {
+                throw Complaint{ "a good restore afterwards does not give the good state" };
+            }
+        }
+        if (s.whole) {
+            goes_on();
         }
         return taken;
+    }
+
+    void goes_on() {
+        const std::vector<float> again = next_row();
+        float worst = 0;
+        for (int i = 0; i < n_vocab; ++i) {
+            worst = std::isnan(again[i]) ? INFINITY : std::max(worst, std::fabs(again[i] - row[i]));
+        }
+        if (!(worst <= CLOSE)) {
+            throw Complaint{ "another sequence does not go on as before" };
+        }
     }
 };
 
