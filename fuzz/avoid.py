@@ -277,7 +277,7 @@ def _half_restore(state: State, op: Op) -> bool:
     slot = state.slots[op.slot]
     p, own = slot.params, state.params
     attention = state.traits.memory != "recurrent"
-    streams = attention and not own.kv_unified and own.n_seq_max > 1
+    streams = attention and harm.streams_of(own) > 1
     partial = bool(slot.flags & PARTIAL)
     target = harm.Target(state.traits, slot.whole, partial, slot.medium, streams)
     if slot.edits and harm.leaves_half(slot.edits, target):

@@ -58,7 +58,6 @@ _STEPS = (1, -1, 2, -2, 64, 256, 1 << 20, 1 << 31)
 # src/llama-io.cpp read_string() makes room before it looks for the bytes: seconds, and nothing learned
 _MOST_TEXT = 1 << 16
 _CUTS = (0, 1, -1, 2, 4, 8)
-MOST_EDITS = 3
 
 
 def parts_of(traits: Traits) -> tuple[str, ...]:
@@ -95,7 +94,7 @@ def draw_edits(
 ) -> tuple[BlobEdit, ...]:
     """One to three edits of a saved state. others: slots that a stretch may be taken from."""
     n = (1, 1, 1, 2, 1, 2, 3, 1)[below(8)]
-    return tuple(_draw(below, traits, _HEADERS[whole, medium], others) for _ in range(min(n, MOST_EDITS)))
+    return tuple(_draw(below, traits, _HEADERS[whole, medium], others) for _ in range(n))
 
 
 def _draw(below: Below, traits: Traits, header: tuple[str, ...], others: Sequence[int]) -> BlobEdit:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fuzz.traits import Traits
 from subjects.scenario import BlobEdit, ContextParams, Medium
-from subjects.state.follow import Reached
+from subjects.state.follow import LARGEST, Reached
 
 _FREE = frozenset({"pos", "x", "y", "token", "data", "ngram_data"})
 """Fields that no reader looks at."""
@@ -22,7 +22,6 @@ _CHECKED = frozenset(
     {"v_trans", "n_layer", "type", "row", "element", "width", "s_trans", "ngram_row", "version", "ratio", "size", "id"}
 )
 """Numbers that must be what the context has; nothing is read wrongly because of them, since reading ends there."""
-LARGEST = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,14 @@ def refused_in_attention(t: Target) -> bool:
     return t.traits.window > 0 or t.traits.memory == "hybrid" or (t.partial and t.traits.parts)
 
 
+def _undone(part: str, t: Target) -> bool:
+    """Whether a refusal in that part undoes attention: llama_memory_hybrid does so for a whole recurrent part."""
+    return part == "recurrent" and not (t.traits.window or t.traits.any_rollback or t.partial)
+
+
 def _half(e: BlobEdit, t: Target) -> bool:
     first, last = _parts(e)
-    if refused_in_attention(t) and (first != "recurrent" or t.traits.window or t.traits.any_rollback or t.partial):
+    if refused_in_attention(t) and not _undone(first, t):
         return True
     if t.traits.undoes:
         return False
@@ -105,8 +109,7 @@ def half_reached(r: Reached, t: Target) -> bool:
     """The same of a blob that is refused, by how far it is read."""
     if t.traits.undoes or r.early:
         return False
-    late = r.field.startswith("recurrent") and not (t.traits.window or t.traits.any_rollback or t.partial)
-    if refused_in_attention(t) and not late:
+    if refused_in_attention(t) and not _undone(r.field.partition(".")[0], t):
         return True
     in_numbers = r.ended and not r.field.endswith(("data", "type", "row", "element", "width"))
     if t.whole:

@@ -137,7 +137,7 @@ def first_inputs(name: str, models: Sequence[Model]) -> Iterator[bytes]:
     """An input for each model and setting of a target; both sides read it alike."""
     target = load(name)
     assert isinstance(target, BlobTarget)
-    of_files = target.media == ("file",)
+    of_files = target.medium == "file"
     kinds = FILE_KINDS if of_files or target.whole else SEQ_KINDS
     for which in ((0,), (1,)) if of_files else ((),):
         for m, model in enumerate(models):

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     run = target.open(read())
     with Path(told.counts).open("r+b") as f:
         words = memoryview(mmap.mmap(f.fileno(), 8 * WORDS)).cast("q")
-    first, n_models = int(target.media == ("file",)), len(run.models)
+    first, n_models = int(target.medium == "file"), len(run.models)
     last = 0
 
     def one_input(data: bytes) -> None:

@@ -23,12 +23,12 @@ Outcome = Literal["skipped", "refused", "taken", "complained"]
 class BlobTarget:
     """A target of malformed states. whole: of the whole context."""
 
-    def __init__(self, name: str, *, whole: bool, media: tuple[Medium, ...]):
-        self.name, self.whole, self.media = name, whole, media
+    def __init__(self, name: str, *, whole: bool, medium: Medium):
+        self.name, self.whole, self.medium = name, whole, medium
 
     def draw(self, data: bytes, models: list[Model]) -> Drawn:
         """What an input stands for; where there are files, its first byte says which format."""
-        if len(self.media) == 1 and self.media[0] == "buffer":
+        if self.medium == "buffer":
             return draw(data, models, whole=self.whole, medium="buffer")
         return draw(data[1:], models, whole=bool(data[:1] and data[0] & 1), medium="file")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from fuzz.targets.blobs import BlobTarget
 from fuzz.targets.run import main
 
-TARGET = BlobTarget("context_state", whole=True, media=("buffer",))
+TARGET = BlobTarget("context_state", whole=True, medium="buffer")
 
 if __name__ == "__main__":
     main(TARGET)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fuzz.targets.blobs import BlobTarget
 from fuzz.targets.run import main
 
-TARGET = BlobTarget("seq_state", whole=False, media=("buffer",))
+TARGET = BlobTarget("seq_state", whole=False, medium="buffer")
 
 if __name__ == "__main__":
     main(TARGET)

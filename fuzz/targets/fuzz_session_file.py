@@ -6,7 +6,7 @@ from __future__ import annotations
 from fuzz.targets.blobs import BlobTarget
 from fuzz.targets.run import main
 
-TARGET = BlobTarget("session_file", whole=False, media=("file",))
+TARGET = BlobTarget("session_file", whole=False, medium="file")
 
 if __name__ == "__main__":
     main(TARGET)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzz.harm import Target, half_reached
+from fuzz.harm import Target, half_reached, streams_of
 from fuzz.targets.draw import BAD, DONOR, EMPTY, GOOD, NEIGHBOUR, OTHER, Drawn, Setting, lead_up
 from fuzz.traits import Traits
 from subjects.runner import Runner
@@ -143,7 +143,7 @@ class Stage:
     def half_known(self, data: bytes) -> bool:
         """Whether a refusal of it leaves the target half restored, as is known."""
         s = self.setting
-        partial, streams = bool(s.flags & PARTIAL), not s.params.kv_unified and s.params.n_seq_max > 1
+        partial, streams = bool(s.flags & PARTIAL), streams_of(s.params) > 1
         return half_reached(self.reached(data), Target(self.traits, s.whole, partial, s.medium, streams))
 
     # --- trying -------------------------------------------------------------------------------------------------------
