@@ -19,9 +19,12 @@ import msgspec
 
 from fuzz import finding as findings
 from fuzz.engine import corpus
-from fuzz.job import Coverage, JobConfig, events, summary
+from fuzz.found import summary
 from fuzz.journal import Progress, TargetProgress, read_json, sweep, write_atomically
+from fuzz.loop import Coverage, JobConfig, ServerPart, events
 from fuzz.models import Model
+from fuzz.programs import Subject
+from fuzz.server.finding import load_any
 from fuzz.targets import script
 
 FailOn = Literal["new", "any", "never"]
@@ -36,14 +39,15 @@ class CampaignError(RuntimeError):
 class Plan(msgspec.Struct, kw_only=True):
     """What was asked; a resumed campaign must ask the same, apart from how long. driver: the driver library's name,
     drivers: the options that it was named with. engine: what makes up programs: Hypothesis blindly, or libFuzzer by
-    coverage, with these targets on this instrumented build (its fingerprint)."""
+    coverage, with these targets on this instrumented build (its fingerprint). subject: what is tested; of llama-server,
+    flags are the names of the flag sets that programs are made with, empty for all."""
 
     models: list[Model]
     build: str
     seed: int
     jobs: int
     avoid: Literal["auto", "always", "never"]
-    misuse: bool
+    misuse: bool = False
     fault: str = ""
     driver: str = ""
     drivers: list[str] = []
@@ -51,6 +55,21 @@ class Plan(msgspec.Struct, kw_only=True):
     engine: Literal["hypothesis", "coverage"] = "hypothesis"
     targets: list[str] = []
     coverage_build: str = ""
+    subject: Subject = "library"
+    flags: list[str] = []
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Where the jobs find what a plan names. environment: what findings say of it. coverage: what the coverage-guided
+    engine runs on; server: llama-server, where that is tested (it needs no shim)."""
+
+    cache: Path
+    environment: dict[str, str | int | list[str]]
+    shim: Path | None = None
+    driver: Path | None = None
+    coverage: Coverage | None = None
+    server: ServerPart | None = None
 
 
 @dataclass
@@ -68,6 +87,9 @@ class Status:
     troubles: list[str] = field(default_factory=list)
     instrumented: str = ""
     """the build that targets run on"""
+    subject: Subject = "library"
+    requests: int | None = None
+    """answers of llama-server to check"""
 
     def total(self, name: str) -> int:
         """Sum of a counter over the jobs."""
@@ -81,12 +103,16 @@ class Status:
         return out
 
     def coverage(self) -> dict[str, int]:
-        """Operations by memory kind, over all jobs."""
+        """Operations (requests) by memory kind, over all jobs."""
         out: dict[str, int] = {}
         for p in self.jobs.values():
             for k, n in p.coverage.items():
                 out[k] = out.get(k, 0) + n
         return out
+
+    def deeds(self) -> dict[str, int]:
+        """What llama-server did, by how often, over all jobs."""
+        return _sum(p.deeds for p in self.jobs.values())
 
     @property
     def seconds(self) -> float:
@@ -99,13 +125,20 @@ class Status:
         return self.total("scenarios") / self.seconds if self.seconds else 0.0
 
     @property
+    def requests_per_second(self) -> float:
+        """Checked answers a second over the whole campaign."""
+        return self.total("requests") / self.seconds if self.seconds else 0.0
+
+    @property
     def left(self) -> float | None:
-        """Seconds left, by time or by programs, whichever ends it first; None before the first estimate."""
+        """Seconds left, by time, programs or requests, whichever ends it first; None before the first estimate."""
         parts = []
         if self.minutes is not None:
             parts.append(self.minutes * 60 - self.seconds)
         if self.scenarios is not None and self.per_second:
             parts.append((self.scenarios - self.total("scenarios")) / self.per_second)
+        if self.requests is not None and self.requests_per_second:
+            parts.append((self.requests - self.total("requests")) / self.requests_per_second)
         return max(min(parts), 0.0) if parts else None
 
 
@@ -190,6 +223,16 @@ class Result:
             },
             "findings": s.findings,
             **(self._engine() if s.targets() else {}),
+            **(self._served() if s.subject == "server" else {}),
+        }
+
+    def _served(self) -> dict[str, Any]:
+        """What llama-server was asked, and did."""
+        s = self.status
+        return {
+            "requests": s.total("requests"),
+            "requests_per_second": round(s.requests_per_second, 2),
+            "deeds": s.deeds(),
         }
 
     def _engine(self) -> dict[str, Any]:
@@ -286,31 +329,34 @@ def found_so_far(out: Path) -> list[dict[str, Any]]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if path.is_dir() and not path.name.startswith("."):
             with contextlib.suppress(findings.BadFinding):
-                result.append(summary(findings.load(path), path))
+                result.append(summary(load_any(path), path))
     return result
 
 
 def run(
     plan: Plan,
     out: Path,
+    tested: Tested,
     *,
-    shim: Path,
-    driver: Path | None = None,
-    cache: Path,
-    environment: dict[str, str | int | list[str]],
     minutes: float | None,
     scenarios: int | None,
+    requests: int | None = None,
     reduce_seconds: float = 30.0,
-    coverage: Coverage | None = None,
     listen: Callable[[Status, dict[str, Any] | None], None],
 ) -> Result:
-    """Run the jobs to their end. `listen` is called with every event, and with None several times a second. coverage:
-    what the coverage-guided engine runs on, None for the other.
+    """Run the jobs to their end. `listen` is called with every event, and with None several times a second.
 
     Ctrl-C and SIGTERM end the jobs, which keep what they have; the result then says interrupted.
     """
+    coverage, server = tested.coverage, tested.server
     status = Status(
-        out, minutes, scenarios, findings=found_so_far(out), instrumented=coverage.build if coverage else ""
+        out,
+        minutes,
+        scenarios,
+        findings=found_so_far(out),
+        instrumented=coverage.build if coverage else "",
+        subject=plan.subject,
+        requests=requests,
     )
     processes: dict[int, subprocess.Popen[bytes]] = {}
     stop = False
@@ -325,26 +371,26 @@ def run(
         for j in range(plan.jobs):
             if stop:
                 break
-            share = None if scenarios is None else scenarios // plan.jobs + (j < scenarios % plan.jobs)
             config = JobConfig(
                 models=plan.models,
-                shim=str(shim),
+                shim=str(tested.shim or ""),
                 build=plan.build,
-                cache=str(cache),
+                cache=str(tested.cache),
                 out=str(out.resolve()),  # a job works in another directory
                 seed=plan.seed,
                 job=j,
                 jobs=plan.jobs,
                 seconds=None if minutes is None else minutes * 60,
-                scenarios=share,
+                scenarios=_share(scenarios, j, plan.jobs),
                 avoid=plan.avoid,
                 misuse=plan.misuse,
                 reduce_seconds=reduce_seconds,
                 fault=plan.fault,
-                driver=str(driver) if driver else "",
+                driver=str(tested.driver or ""),
                 variants=plan.variants,
-                environment=environment,
+                environment=tested.environment,
                 coverage=coverage,
+                server=msgspec.structs.replace(server, requests=_share(requests, j, plan.jobs)) if server else None,
             )
             process = subprocess.Popen(
                 [sys.executable, "-m", "fuzz.job"],
@@ -369,6 +415,11 @@ def run(
             signal.signal(s, handler)
     status.findings = found_so_far(out)
     return Result(status, stop, died)
+
+
+def _share(whole: int | None, job: int, jobs: int) -> int | None:
+    """What one job does of a number of things."""
+    return None if whole is None else whole // jobs + (job < whole % jobs)
 
 
 def _listen(

@@ -1,24 +1,14 @@
-"""Findings: what the campaign keeps of a fault, as a folder that a person pastes into a bug report.
-
-A folder appears complete or not at all: it is written beside its place, under a name that begins with a dot, and
-renamed.
-"""
+"""Findings: what the campaign keeps of a fault, as a folder that a person pastes into a bug report."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import re
-import shutil
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from fuzz.folder import VERSION, BadFinding, decode, finite, put, slug_of, sweep, to_json, told
 from fuzz.repro import driver_cpp, plain
 from fuzz.repro.cpp import repro_cpp
 from fuzz.repro.python import repro_py
@@ -29,15 +19,21 @@ from subjects import trace as stored
 from subjects.scenario import Scenario
 from subjects.trace import Trace
 
-VERSION = 1
+__all__ = [
+    "BadFinding",
+    "Finding",
+    "Kind",
+    "files",
+    "load",
+    "load_traces",
+    "slug_of",
+    "sweep",
+    "write",
+]
+
 Kind = Literal["fault", "contract", "crash", "misuse"]
 
-_NEW, _OLD = ".new-", ".old-"
 _TRACES = {"subject": "trace.msgpack", "reference": "reference.msgpack"}
-
-
-class BadFinding(ValueError):
-    """A folder that is no finding of this version; the message says which file and why."""
 
 
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -84,11 +80,6 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.violation.check if self.violation else Check(kind="alive", step=max(len(self.scenario.ops) - 1, 0))
 
 
-def slug_of(signature: str) -> str:
-    """A name for files: lower case, digits and dashes, at most 80 characters."""
-    return re.sub(r"[^a-z0-9_]+", "-", signature.lower()).strip("-")[:80].strip("-") or "finding"
-
-
 def write(finding: Finding, traces: Mapping[str, Trace], folder: Path, *, replace: bool = False) -> Path:
     """Write `folder/<slug>` atomically and return it. `traces` has "subject", and "reference" where the check has one.
 
@@ -98,39 +89,19 @@ def write(finding: Finding, traces: Mapping[str, Trace], folder: Path, *, replac
         FileExistsError: the folder is there and `replace` is not given.
         OSError: it cannot be written.
     """
-    finding = _finite(finding)
-    target = folder / finding.slug
-    if target.exists() and not replace:
-        raise FileExistsError(f"{target} exists")
-    folder.mkdir(parents=True, exist_ok=True)
-    # what mkdtemp makes is for its owner alone, and a finding is to be read
-    scratch = Path(tempfile.mkdtemp(prefix=f"{_NEW}{finding.slug}-", dir=folder))
-    try:
-        scratch.chmod(0o755)
-        for name, data in files(finding, traces).items():
-            (scratch / name).write_bytes(data)
-        if target.exists():
-            old = folder / f"{_OLD}{finding.slug}"
-            shutil.rmtree(old, ignore_errors=True)
-            target.rename(old)
-            scratch.rename(target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            scratch.rename(target)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    return target
+    if finding.violation is not None:
+        finding = msgspec.structs.replace(finding, violation=finite(finding.violation))
+    return put(files(finding, traces), folder, finding.slug, replace=replace)
 
 
 def files(finding: Finding, traces: Mapping[str, Trace]) -> dict[str, bytes]:
     """Contents of a finding's folder by file name."""
     subject, reference = traces["subject"], traces.get("reference")
     text = {
-        "finding.json": _json(finding),
+        "finding.json": to_json(finding),
         "scenario.json": scenarios.dumps(finding.scenario),
         "original.json": scenarios.dumps(finding.original),
-        "environment.json": _json(finding.environment),
+        "environment.json": to_json(finding.environment),
         "explanation.txt": explain(finding, subject, reference),
         "README.md": readme(finding, subject, reference),
         "stderr.txt": subject.stderr + "".join(f"operation {s.op}: {line}\n" for s in subject.steps for line in s.log),
@@ -159,22 +130,11 @@ def load(folder: Path) -> Finding:
     Raises:
         BadFinding: a file is missing, malformed, of another version, or does not belong to the others.
     """
-    path = folder / "finding.json"
-    try:
-        text = path.read_bytes()
-        raw = json.loads(text, object_pairs_hook=_no_duplicates)
-        if not isinstance(raw, dict) or raw.get("version") != VERSION:
-            raise BadFinding(f"{path}: not a finding of version {VERSION}")
-        finding = msgspec.json.decode(text, type=Finding, strict=True)
+    with told(folder):
+        finding = decode(folder, Finding)
         for name, ours in (("scenario.json", finding.scenario), ("original.json", finding.original)):
             if scenarios.loads((folder / name).read_bytes()).key() != ours.key():
-                raise BadFinding(f"{folder / name} is not the program of {path.name}")
-    except BadFinding:
-        raise
-    except OSError as e:
-        raise BadFinding(f"{folder} is not a finding: {Path(str(e.filename)).name}: {e.strerror}") from None
-    except ValueError as e:
-        raise BadFinding(f"{path}: {e}") from None
+                raise BadFinding(f"{folder / name} is not the program of finding.json")
     return finding
 
 
@@ -188,42 +148,3 @@ def load_traces(folder: Path) -> dict[str, Trace]:
             except msgspec.DecodeError as e:
                 raise BadFinding(f"{folder / file}: {e}") from None
     return found
-
-
-def sweep(folder: Path) -> list[Path]:
-    """Put right what a kill left in a folder of findings: half-written ones go, one that was being replaced comes back.
-
-    Only for a folder that nobody writes into. Returns the findings that came back.
-    """
-    back: list[Path] = []
-    for old in folder.glob(f"{_OLD}*"):
-        target = folder / old.name[len(_OLD) :]
-        if target.exists():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.rename(old, target)
-            back.append(target)
-    for new in folder.glob(f"{_NEW}*"):
-        shutil.rmtree(new, ignore_errors=True)
-    return sorted(back)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=2).decode() + "\n"
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [k for k, _ in pairs]
-    if len(set(keys)) != len(keys):
-        raise BadFinding(f"duplicate key {next(k for k in keys if keys.count(k) > 1)!r}")
-    return dict(pairs)
-
-
-def _finite(finding: Finding) -> Finding:
-    """JSON has no NaN: a size that is none is stored as the largest number."""
-    v = finding.violation
-    if v is None:
-        return finding
-    sizes = {name: getattr(v, name) for name in ("error", "band", "nmse")}
-    fixed = {name: x if math.isfinite(x) else sys.float_info.max for name, x in sizes.items()}
-    return msgspec.structs.replace(finding, violation=msgspec.structs.replace(v, **fixed))

@@ -1,48 +1,36 @@
-"""One job of a campaign: a process that generates, runs, judges and triages, and tells its parent in events (a JSON
-line each). With the coverage-guided engine libFuzzer generates: see fuzz/engine.
+"""One job of a campaign over the library: a process that generates, runs, judges and triages (see fuzz/loop.py). With
+the coverage-guided engine libFuzzer generates: see fuzz/engine. Also the entry of every job's process.
 
-Native code never runs here: the job owns a sandbox. What is generated depends on seed, number of the job and number
-of jobs only, and (with
-`avoid` auto) on which known faults this job has met.
+Native code never runs here: the job owns a sandbox.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import resource
 import signal
 import sys
-import time
-import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import msgspec
 
 from fuzz import finding as findings
 from fuzz.avoid import Avoider, triggers
 from fuzz.drivers.gen import programs
-from fuzz.journal import Journal, Progress
-from fuzz.known import KnownFault, load_all, match
+from fuzz.found import end_line, slug, summary
+from fuzz.known import KnownFault, match
+from fuzz.loop import JobConfig, Loop, emit, made_for, slice_seed
 from fuzz.models import Model
 from fuzz.strategies import generate, palette, scenarios
 from fuzz.triage import Symptom, Triaged, triage
-from oracles.crash import crash_text
 from oracles.judge import Judge, Judgement
 from oracles.observe import observe
 from oracles.registry import OBSERVATIONS
 from oracles.rows import NAME_OF
 from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import ModelRef, Scenario
-from subjects.trace import Trace
 
 SLICE = 100
-# Violations of one symptom that are triaged: the first may be one fault and the next another, but not for ever.
-TRIAGES = 4
-PROGRESS_EVERY = 0.5
 # what the title of a finding says of a driver
 WRONG_DRAFT = {
     "row": "the next token is paired with another hidden row",
@@ -52,46 +40,6 @@ WRONG_DRAFT = {
     "positions": "target and draft disagree on positions",
     "two drivers": "llama.cpp's driver and the one in Python draft different tokens",
 }
-
-
-class Coverage(msgspec.Struct, kw_only=True, frozen=True):
-    """What the coverage-guided engine runs on. build: an instrumented build directory, with its fingerprint; shim and
-    driver: our libraries compiled against it (driver empty for none). variables: what a process that loads it needs in
-    its environment. environment: what findings say that were seen on it alone. alone: it is of other sources than the
-    installed library, so it is the one that is tested, and everything is judged on it."""
-
-    targets: list[str]
-    build: str
-    fingerprint: str
-    shim: str
-    driver: str = ""
-    variables: dict[str, str]
-    environment: dict[str, str | int | list[str]] = {}
-    alone: bool = False
-
-
-class JobConfig(msgspec.Struct, kw_only=True):
-    """What one job is told. driver: the compiled driver library. variants: compare every program with its variants, not
-    one in eight. coverage: for the coverage-guided engine, the instrumented build and which targets run on it."""
-
-    models: list[Model]
-    shim: str
-    build: str
-    cache: str
-    out: str
-    seed: int
-    job: int
-    jobs: int
-    seconds: float | None = None
-    scenarios: int | None = None
-    avoid: Literal["auto", "always", "never"] = "auto"
-    misuse: bool = False
-    reduce_seconds: float = 30.0
-    fault: str = ""
-    driver: str = ""
-    variants: bool = False
-    environment: dict[str, str | int | list[str]] = {}
-    coverage: Coverage | None = None
 
 
 @dataclass(frozen=True)
@@ -122,33 +70,18 @@ def drafts_of(config: JobConfig) -> dict[ModelRef, Path]:
     return {ref: path for m in config.models for ref, path in m.drafts().items()}
 
 
-def slice_seed(seed: int, job: int, jobs: int, number: int) -> int:
-    """Seed of one slice of generated programs."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{job}/{jobs}/{number}".encode()).digest()[:6], "big")
-
-
-class Job:
+class Job(Loop[Scenario]):
     """See the module."""
 
+    subject = "library"
+    fatal = (SandboxError,)
+
     def __init__(self, config: JobConfig):
-        self.config = config
-        self.journal = Journal(Path(config.out), config.job)
-        self.progress: Progress = self.journal.progress()
-        self.known: list[KnownFault] = load_all()
+        super().__init__(config)
         self.sandbox = self._opened()
         self.bed = bed_of(self.sandbox, config)
-        self.began = time.monotonic()
-        self.before = self.progress.seconds
-        self.stopped = False
         self.found_by = ""
         """options that findings name beside the seed"""
-        self.progress.unsaved = False
-        self._told = 0.0
-        self._not_written: set[str] = set()
-        if config.avoid == "always":
-            self.progress.avoiding = sorted({k.avoidance for k in self.known})
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
 
     def _opened(self) -> Sandbox:
         """Where programs run."""
@@ -156,51 +89,20 @@ class Job:
         driver = Path(c.driver) if c.driver else None
         return Sandbox(Path(c.shim), models_of(c), driver=driver, drafts=drafts_of(c))
 
-    def _stop(self, *_: object) -> None:
-        self.stopped = True
+    def _close(self) -> None:
+        self.sandbox.close()
 
-    # --- the loop -----------------------------------------------------------------------------------------------------
+    def _peak_kb(self) -> int:
+        return self.sandbox.peak_kb()
 
-    def over(self) -> bool:
-        """Whether to stop now: told to, out of time, or all programs done."""
-        c = self.config
-        self.progress.seconds = self.before + time.monotonic() - self.began
-        return (
-            self.stopped
-            or (c.seconds is not None and self.progress.seconds >= c.seconds)
-            or (c.scenarios is not None and self.progress.scenarios >= c.scenarios)
-        )
-
-    def run(self) -> None:
-        """Run until it is over; what was left by a killed predecessor comes first."""
-        whole = False
-        try:
-            for left in self.journal.left_over:
-                model = next((m for m in self.config.models if _made_for(left, m)), None)
-                if model is not None and not self.stopped:
-                    self._examine(left, model, left_over=True)
-            if not self.stopped:
-                self.journal.settled()  # what is not a violation any more would be tried at every --resume
-            while not self.over():
-                self._slice()
-            if not self.stopped:
-                self._finish()
-            whole = True
-        finally:
-            self._save()
-            self.journal.close()
-            self.sandbox.close()
-            self._tell_progress(force=True)
-            if whole:  # a job that was thrown out of its loop must not look like one that ended
-                emit("done", job=self.config.job)
-
-    def _finish(self) -> None:
-        """What is to be done when the time is over, and nobody has told to stop."""
+    def _take_up(self, program: Scenario) -> None:
+        model = next((m for m in self.config.models if made_for(program, m)), None)
+        if model is not None:
+            self._examine(program, model, left_over=True)
 
     def _slice(self) -> None:
         c, p = self.config, self.progress
-        # jobs begin with different models, so that a short campaign sees all kinds of memory early
-        model = c.models[(p.slices + c.job * len(c.models) // c.jobs) % len(c.models)]
+        model = self._model_at(p.slices)
         avoider = Avoider(p.avoiding)
         number = slice_seed(c.seed, c.job, c.jobs, p.slices)
         if model.driver is not None:
@@ -231,61 +133,37 @@ class Job:
         bed = bed or self.bed
         plain = program.driver is None and not left_over
         executed = observe(program, OBSERVATIONS, variety=int(program.key(), 16)) if plain else program
-        self.journal.in_flight(executed)
-        p = self.progress
-        p.scenarios += 1
-        judgement = None
-        try:
-            judgement = bed.judges[model.ref].judge(
+        judged: Judgement | None = None
+
+        def judging() -> None:
+            nonlocal judged
+            p = self.progress
+            judged = bed.judges[model.ref].judge(
                 executed,
                 fresh=fresh,
                 observed=False,
                 variants=True if left_over or self.config.variants else None,
                 fault=self.config.fault,
             )
-            p.unjudged += not judgement.judged
-            for reason in set(judgement.unknown):
+            p.unjudged += not judged.judged
+            for reason in set(judged.unknown):
                 p.unknown[reason] = p.unknown.get(reason, 0) + 1
-            memory = judgement.account.memory
+            memory = judged.account.memory
             for op in program.ops:
                 key = f"{NAME_OF[type(op)]}/{memory}"
                 p.coverage[key] = p.coverage.get(key, 0) + 1
-            if judgement.violations:
+            if judged.violations:
                 p.violating += 1
-                self._violated(judgement, model, bed)
-        except SandboxError:
-            raise
-        except Exception:
-            p.unjudged += 1
-            self._trouble(executed, "could not be judged")
-        self._tell_progress()
-        return judgement
+                self._violated(judged, model, bed)
 
-    def _trouble(self, program: Scenario, what: str) -> None:
-        """A fault of ours costs one program or report, not the campaign; the program is kept."""
-        told = traceback.format_exc()
-        try:
-            kept = self.journal.trouble(program)
-        except OSError as e:
-            self._cannot_write(e)
-            kept = "a program"
-        emit("trouble", job=self.config.job, text=f"{kept} {what}:\n{told}")
+        self._guarded(executed, judging)
+        return judged
 
     def _violated(self, judgement: Judgement, model: Model, bed: Bed) -> None:
-        p = self.progress
         first = judgement.violations[0]
         symptom = f"{first.oracle}|{first.key}|{judgement.account.memory}"
-        if p.symptoms.get(symptom, 0) >= TRIAGES:
-            return
-        if any(triggers(name, judgement.executed, model.traits) for name in p.tired):
-            return  # most likely one of those that were triaged often enough
-        p.symptoms[symptom] = p.symptoms.get(symptom, 0) + 1
-        try:
-            self.journal.pending(judgement.executed)
-        except OSError as e:
-            self._cannot_write(e)
-        emit("reducing", job=self.config.job, symptom=str(Symptom.of(first).key))
-        try:
+
+        def triaged() -> bool:
             result = triage(
                 bed.judges[model.ref],
                 judgement,
@@ -294,93 +172,41 @@ class Job:
                 seconds=self.config.reduce_seconds,
                 stop=lambda: self.stopped,
             )
-            if isinstance(result, Triaged):
-                self._found(result, model, symptom, bed)
-            else:
-                p.unreproduced += 1
-        except SandboxError:
-            raise
-        except Exception:
-            self._trouble(judgement.executed, "could not be made a finding")
-        self.journal.settled()
-        self._save()
+            if not isinstance(result, Triaged):
+                return False
+            self._found(result, model, symptom, bed)
+            return True
+
+        executed = judgement.executed
+        self._pursue(
+            executed,
+            symptom,
+            str(Symptom.of(first).key),
+            lambda name: triggers(name, executed, model.traits),
+            triaged,
+        )
 
     def _found(self, t: Triaged, model: Model, symptom: str, bed: Bed) -> None:
         known = match(t.signature, t.scenario, model.traits, self.known, t.culprit)
-        p = self.progress
-        if known is not None and self.config.avoid != "never" and known.avoidance not in p.avoiding:
-            p.avoiding = sorted({*p.avoiding, known.avoidance})
-            p.symptoms.pop(symptom, None)  # what shows the same symptom from now on is something else
-        if known is not None and self.config.avoid == "never":
-            # each known fault uses up its own triages, or a frequent one would hide the others behind its symptom
-            p.symptoms[symptom] -= 1
-            own = f"{symptom}|{known.name}"
-            p.symptoms[own] = p.symptoms.get(own, 0) + 1
-            if p.symptoms[own] == TRIAGES:
-                p.tired = sorted({*p.tired, known.avoidance})
+        self._met(known, symptom)
         config = msgspec.structs.replace(self.config, build=bed.build, environment=bed.environment)
         finding = make(t, known, config, self.found_by)
         if bed.note:
             finding = msgspec.structs.replace(finding, title=f"{finding.title} ({bed.note})")
-        folder = Path(self.config.out) / "findings"
-        if (folder / finding.slug).exists():
+        if (self.folder / finding.slug).exists():
             return
         traces = {"subject": t.judgement.account.ledger.trace}
         reference = t.violation.check.reference
         if reference is not None:
             traces["reference"] = bed.sandbox.run(reference, Path(model.path), fresh=True)
-        try:
-            path = findings.write(finding, traces, folder)
-        except FileExistsError:
-            return  # another job was faster
-        except OSError as e:
-            if not (folder / finding.slug).exists():
-                p.unwritten += 1
-                emit("trouble", job=self.config.job, text=f"cannot write {folder / finding.slug}: {e}")
-            return
-        emit("finding", job=self.config.job, **summary(finding, path))
-
-    def _save(self) -> None:
-        """Keep where the job is."""
-        try:
-            self.journal.save(self.progress)
-        except OSError as e:
-            self._cannot_write(e)
-
-    def _cannot_write(self, e: OSError) -> None:
-        """What cannot be written, a full disk for one, is told of once a file and costs no more than that file."""
-        self.progress.unsaved = True
-        text = f"cannot write {e.filename}: {e.strerror}"
-        if text not in self._not_written:
-            self._not_written.add(text)
-            emit("trouble", job=self.config.job, text=text)
-
-    # --- telling ------------------------------------------------------------------------------------------------------
-
-    def _tell_progress(self, *, force: bool = False) -> None:
-        now = time.monotonic()
-        if force or now - self._told >= PROGRESS_EVERY:
-            self._told = now
-            self.progress.seconds = self.before + now - self.began
-            self.progress.max_rss_kb = max(self.progress.max_rss_kb, self.sandbox.peak_kb())
-            own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            emit("progress", job=self.config.job, own_rss_kb=own, progress=msgspec.to_builtins(self.progress))
-
-
-def _made_for(program: Scenario, model: Model) -> bool:
-    """Whether a program is one of those that are generated for a model."""
-    if program.model != model.ref or (program.driver is None) != (model.driver is None):
-        return False
-    a, b = program.driver, model.driver
-    return a is None or b is None or (a.kind, a.draft, a.impl) == (b.kind, b.draft, b.impl)
+        path = self._written(finding.slug, lambda: findings.write(finding, traces, self.folder))
+        if path is not None:
+            emit("finding", job=self.config.job, **summary(finding, path))
 
 
 def make(t: Triaged, known: KnownFault | None, config: JobConfig, found_by: str = "") -> findings.Finding:
     """The finding of a triaged violation. found_by: options of the campaign."""
     v = t.violation
-    # two faults may show themselves with one signature: a known one must hide neither another known one nor a new one
-    identity = f"{t.signature}|{known.name}" if known else t.signature
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:6]
     others = [
         f"{o.oracle}: {o.because}"
         for o in t.judgement.violations
@@ -389,7 +215,7 @@ def make(t: Triaged, known: KnownFault | None, config: JobConfig, found_by: str 
     trace = t.judgement.account.ledger.trace
     return findings.Finding(
         signature=t.signature,
-        slug=f"{findings.slug_of(t.signature)[:64].strip('-')}-{digest}",
+        slug=slug(t.signature, known),
         title=known.title if known else title_of(t),
         oracle=v.oracle,
         kind=v.kind,
@@ -403,23 +229,12 @@ def make(t: Triaged, known: KnownFault | None, config: JobConfig, found_by: str 
         known=known.name if known else None,
         culprit=t.culprit,
         attached=tuple(dict.fromkeys(others))[:5],
-        end=end_text(trace, v.check.what) if v.oracle == "liveness" else "",
+        end=end_line(trace.end, trace.stderr, v.check.what) if v.oracle == "liveness" else "",
         hang=trace.end.how == "hang",
         seed=config.seed,
         job=config.job,
         found_by=found_by,
         environment=config.environment,
-    )
-
-
-def end_text(trace: Trace, what: str) -> str:
-    """What a crash said, with the numbers of this run: the line of stderr that was told apart as `what`."""
-    lines = trace.stderr.splitlines()
-    # the name of a signal comes from no line
-    return (
-        what
-        if crash_text(trace.end, "") == what
-        else next((line.strip() for line in lines if crash_text(trace.end, line) == what), what)
     )
 
 
@@ -437,36 +252,6 @@ def title_of(t: Triaged) -> str:
     return f"{name} ({t.route or memory}) breaks its contract on {memory} memory: {t.violation.key}"
 
 
-def summary(f: findings.Finding, path: Path) -> dict[str, Any]:
-    """What is told of a finding in events and in --json."""
-    return {
-        "signature": f.signature,
-        "title": f.title,
-        "kind": f.kind,
-        "oracle": f.oracle,
-        "memory": f.memory,
-        "known": f.known,
-        "reproduced": list(f.reproduced),
-        "operations": len(f.scenario.ops),
-        "path": str(path),
-    }
-
-
-def emit(event: str, **fields: Any) -> None:
-    """Tell the parent."""
-    sys.stdout.buffer.write(msgspec.json.encode({"event": event, **fields}) + b"\n")
-    sys.stdout.buffer.flush()
-
-
-def events(data: bytes) -> Iterator[dict[str, Any]]:
-    """Parse complete event lines; a job is our own process, but a line that is none is skipped all the same."""
-    for line in data.splitlines():
-        try:
-            yield msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.DecodeError:
-            continue
-
-
 def main() -> None:
     """Entry of a job process: its configuration is on standard input."""
     if sys.platform == "linux":
@@ -474,12 +259,16 @@ def main() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=JobConfig)
     try:
-        if config.coverage is None:
-            Job(config).run()
-        else:
+        if config.server is not None:
+            from fuzz.server.job import ServerJob  # which the library's need not load
+
+            ServerJob(config, config.server).run()
+        elif config.coverage is not None:
             from fuzz.engine.job import CoverageJob  # over this module
 
             CoverageJob(config, config.coverage).run()
+        else:
+            Job(config).run()
     except OSError as e:  # a full disk most likely, which a traceback does not say more of
         emit("trouble", job=config.job, text=f"job {config.job} cannot go on: {e}")
         sys.exit(1)

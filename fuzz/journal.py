@@ -30,8 +30,9 @@ from typing import Any
 
 import msgspec
 
-from subjects import scenario as scenarios
-from subjects.scenario import Scenario
+from fuzz import programs
+from fuzz.programs import AnyProgram
+from subjects.scenario import BadScenario
 
 _IN_FLIGHT_BYTES = 1 << 18
 
@@ -102,8 +103,9 @@ class Progress(msgspec.Struct):
     were triaged often enough, where none are avoided. rate: executions a second right now. crashes: ends of targets, by
     what identifies them; examined: how many of these were looked at (until a known fault is stepped round); inputs:
     that were tried as programs; lost: of these, those that showed nowhere else. undefined: places of undefined
-    behaviour that a sanitizer told of while the target went on. gave_up: no target runs. unsaved: something of this
-    could not be written.
+    behaviour that a sanitizer told of while the target went on. gave_up: no target runs. requests: answers of
+    llama-server that were held against a cold server's. deeds: what it did for them (`subjects.server.trace.Deed`).
+    unsaved: something of this could not be written.
     """
 
     slices: int = 0
@@ -129,6 +131,8 @@ class Progress(msgspec.Struct):
     lost: int = 0
     undefined: dict[str, int] = {}
     gave_up: bool = False
+    requests: int = 0
+    deeds: dict[str, int] = {}
     unsaved: bool = False
 
 
@@ -146,18 +150,18 @@ class Journal:
         _reserve(self._fd, _IN_FLIGHT_BYTES, self._in_flight)
         self._map = mmap.mmap(self._fd, _IN_FLIGHT_BYTES)
 
-    def _left_over(self) -> list[Scenario]:
+    def _left_over(self) -> list[AnyProgram]:
         """Programs that an earlier process was at when it was killed: a pending violation, and what was in flight."""
         found = []
         if self._pending.exists():
-            with contextlib.suppress(scenarios.BadScenario):
-                found.append(scenarios.loads(self._pending.read_bytes()))
+            with contextlib.suppress(BadScenario):
+                found.append(programs.loads(self._pending.read_bytes()))
         if self._in_flight.exists():
             data = self._in_flight.read_bytes()
             size = struct.unpack_from("<I", data)[0] if len(data) > 4 else 0
             if size:
-                with contextlib.suppress(scenarios.BadScenario):
-                    found.append(scenarios.loads(data[4 : 4 + size]))
+                with contextlib.suppress(BadScenario):
+                    found.append(programs.loads(data[4 : 4 + size]))
         return found
 
     def progress(self) -> Progress:
@@ -171,22 +175,22 @@ class Journal:
         """Keep where the job is."""
         write_atomically(self._job, msgspec.json.encode(progress))
 
-    def in_flight(self, scenario: Scenario) -> None:
+    def in_flight(self, program: AnyProgram) -> None:
         """Note the program that is about to run; one that is too large leaves no note, and never that of another."""
-        data = scenarios.ENCODER.encode(scenario)
+        data = programs.packed(program)
         self._map[0:4] = b"\0\0\0\0"
         if len(data) + 4 <= _IN_FLIGHT_BYTES:
             self._map[4 : 4 + len(data)] = data
             self._map[0:4] = struct.pack("<I", len(data))
 
-    def pending(self, scenario: Scenario) -> None:
+    def pending(self, program: AnyProgram) -> None:
         """Note a violation that is being worked on."""
-        write_atomically(self._pending, scenarios.dumps(scenario).encode())
+        write_atomically(self._pending, programs.dumps(program).encode())
 
-    def trouble(self, scenario: Scenario) -> str:
+    def trouble(self, program: AnyProgram) -> str:
         """Keep a program that could not be made a finding, for us to look at; returns its file's name."""
-        path = self.state / f"trouble-{scenario.key()}.json"
-        write_atomically(path, scenarios.dumps(scenario).encode())
+        path = self.state / f"trouble-{program.key()}.json"
+        write_atomically(path, programs.dumps(program).encode())
         return path.name
 
     def settled(self) -> None:

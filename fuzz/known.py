@@ -1,22 +1,27 @@
 """Known faults: entries of corpora/known, and whether a finding is one of them.
 
 An entry is a file: title, references, builds, a scenario that shows the fault, the signature it matches, and the name
-of its avoidance in fuzz/avoid.py. A finding is known only when its signature matches and its reduced program contains
-the known trigger: what matches by signature alone is new.
+of its avoidance in fuzz/avoid.py (of llama-server: fuzz/server/avoid.py). A finding is known only when its signature
+matches and its reduced program contains the known trigger: what matches by signature alone is new.
 """
 
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from fuzz.avoid import AVOIDANCES, triggered
 from fuzz.drivers.avoid import DRIVER_AVOIDANCES
+from fuzz.programs import AnyProgram, Subject
+from fuzz.programs import loads as load_program
+from fuzz.server.avoid import SERVER_AVOIDANCES
+from fuzz.server.avoid import triggered as server_triggered
 from fuzz.state import Traits
 from subjects.scenario import Record, Scenario
-from subjects.scenario import loads as load_scenario
+from subjects.server.scenario import ServerScenario
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "corpora" / "known"
@@ -26,7 +31,8 @@ class KnownFault(Record, frozen=True):
     """One fault that is open upstream.
 
     signatures: shell patterns of the signatures it shows itself with. scenario: file in corpora/scenarios. avoidance:
-    its name in fuzz/avoid.py.
+    its name in fuzz/avoid.py. subject: what it shows in; a fault of the library that llama-server shows, too, has an
+    entry for each.
     """
 
     name: str
@@ -37,6 +43,7 @@ class KnownFault(Record, frozen=True):
     avoidance: str
     builds: tuple[str, ...]
     references: tuple[str, ...] = ()
+    subject: Subject = "library"
 
 
 class BadKnown(ValueError):
@@ -51,16 +58,16 @@ def load_all(folder: Path = FOLDER) -> list[KnownFault]:
             fault = msgspec.json.decode(path.read_bytes(), type=KnownFault, strict=True)
         except msgspec.DecodeError as e:
             raise BadKnown(f"{path.name}: {e}") from None
-        names = (*AVOIDANCES, *DRIVER_AVOIDANCES)
+        names = (*SERVER_AVOIDANCES,) if fault.subject == "server" else (*AVOIDANCES, *DRIVER_AVOIDANCES)
         if fault.name != path.stem or fault.avoidance not in names:
             raise BadKnown(f"{path.name}: its name must be the file's, its avoidance one of {', '.join(names)}")
         found.append(fault)
     return found
 
 
-def scenario_of(fault: KnownFault, folder: Path = FOLDER) -> Scenario:
+def scenario_of(fault: KnownFault, folder: Path = FOLDER) -> AnyProgram:
     """The program that shows it."""
-    return load_scenario((folder.parent / "scenarios" / fault.scenario).read_bytes())
+    return load_program((folder.parent / "scenarios" / fault.scenario).read_bytes())
 
 
 def signed(fault: KnownFault, signature: str) -> bool:
@@ -71,13 +78,27 @@ def signed(fault: KnownFault, signature: str) -> bool:
 def match(
     signature: str, scenario: Scenario, traits: Traits, faults: list[KnownFault], culprit: int
 ) -> KnownFault | None:
-    """The known fault that a reduced finding is, None when it is new.
+    """The known fault that a reduced finding is, None when it is new."""
+    return _matching(signature, "library", faults, culprit, lambda name: triggered(name, scenario, traits))
 
-    Its trigger must be the operation to blame, or lie before it: what comes later cannot have caused the violation.
-    """
+
+def match_server(signature: str, program: ServerScenario, faults: list[KnownFault], culprit: int) -> KnownFault | None:
+    """The same of a program for llama-server, whose request `culprit` is answered wrongly."""
+    return _matching(signature, "server", faults, culprit, lambda name: server_triggered(name, program))
+
+
+def _matching(
+    signature: str,
+    subject: Subject,
+    faults: list[KnownFault],
+    culprit: int,
+    trigger: Callable[[str], int | None],
+) -> KnownFault | None:
+    """A fault's trigger must be the step to blame, or lie before it: what comes later cannot have caused the
+    violation."""
     for fault in faults:
-        if signed(fault, signature):
-            at = triggered(fault.avoidance, scenario, traits)
+        if fault.subject == subject and signed(fault, signature):
+            at = trigger(fault.avoidance)
             if at is not None and at <= culprit:
                 return fault
     return None

@@ -6,12 +6,15 @@ import difflib
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 import msgspec
 
 from fuzz.drivers import fit
+from fuzz.programs import AnyProgram
 from fuzz.state import Traits, traits_from_facts, traits_of
 from subjects.pairs import Pair, all_pairs
 from subjects.recipes import Recipe, all_recipes, get, names
@@ -55,16 +58,29 @@ class Model(msgspec.Struct, frozen=True):
         return {self.driver.draft: Path(self.draft)}
 
 
+@dataclass(frozen=True)
+class Form:
+    """In which form recipes are written. dress: makes another one of a recipe, with the same name; mark: what the names
+    of its files end with, so that no two forms share one."""
+
+    dress: Callable[[Recipe], Recipe] = lambda recipe: recipe
+    mark: str = ""
+
+
+BARE = Form()
+
+
 def sha256(path: Path) -> str:
     """Hash of a file, read in pieces."""
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def from_recipe(recipe: Recipe, folder: Path, seed: int = 0, n_gpu_layers: int = 0) -> Model:
+def from_recipe(recipe: Recipe, folder: Path, seed: int = 0, n_gpu_layers: int = 0, form: Form = BARE) -> Model:
     """Write a recipe's model into `folder` unless it is there, and describe it."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{recipe.name}-v{recipe.version}-s{seed}.gguf"
+    recipe = form.dress(recipe)
+    path = folder / f"{recipe.name}-v{recipe.version}-s{seed}{form.mark}.gguf"
     if not path.exists():
         fd, tmp = tempfile.mkstemp(dir=folder, suffix=".gguf")
         os.close(fd)
@@ -90,20 +106,26 @@ def from_file(path: Path, shim: Path, n_gpu_layers: int = 0) -> Model:
 
 
 def resolve(
-    wanted: list[str], folder: Path, shim: Path, n_gpu_layers: int = 0, *, drivers: bool = False
+    wanted: list[str],
+    folder: Path,
+    shim: Path | Callable[[], Path],
+    n_gpu_layers: int = 0,
+    *,
+    drivers: bool = False,
+    form: Form = BARE,
 ) -> list[Model]:
     """Models by recipe name, `all`, or path; the default ones for an empty list. drivers: the targets of pairs may be
-    named too. Raises BadModel.
+    named too. shim: what files are looked at with, or how to get it. Raises BadModel.
     """
     known = [*names(), *({p.target for p in all_pairs()} - {*names()} if drivers else ())]
     found: list[Model] = []
     for name in wanted or list(DEFAULT):
         if name == "all":
-            found.extend(from_recipe(r, folder, n_gpu_layers=n_gpu_layers) for r in all_recipes())
+            found.extend(from_recipe(r, folder, n_gpu_layers=n_gpu_layers, form=form) for r in all_recipes())
         elif name in known:
-            found.append(from_recipe(get(name), folder, n_gpu_layers=n_gpu_layers))
+            found.append(from_recipe(get(name), folder, n_gpu_layers=n_gpu_layers, form=form))
         elif Path(name).is_file():
-            found.append(from_file(Path(name), shim, n_gpu_layers))
+            found.append(from_file(Path(name), _shim(shim), n_gpu_layers))
         elif name in names(drivers=True):
             pairs = ", ".join(p.name for p in all_pairs() if name in (p.target, p.draft))
             raise BadModel(f"{name} is a model of programs with a driver: --driver {pairs}")
@@ -112,17 +134,21 @@ def resolve(
     return found
 
 
-def from_pair(pair: Pair, folder: Path, seed: int = 0) -> Model:
+def _shim(shim: Path | Callable[[], Path]) -> Path:
+    return shim if isinstance(shim, Path) else shim()
+
+
+def from_pair(pair: Pair, folder: Path, seed: int = 0, form: Form = BARE) -> Model:
     """Write both models of a pair into `folder` unless they are there, and describe them."""
-    target = from_recipe(get(pair.target), folder, seed)
-    draft = from_recipe(get(pair.draft), folder, seed) if pair.draft else None
+    target = from_recipe(get(pair.target), folder, seed, form=form)
+    draft = from_recipe(get(pair.draft), folder, seed, form=form) if pair.draft else None
     driver = DriverParams(kind=pair.kind, draft=draft.ref if draft else None, n_max=pair.n_max)
     return msgspec.structs.replace(
         target, driver=driver, draft=draft.path if draft else "", n_rs=pair.n_rs_seq, pair=pair.name
     )
 
 
-def resolve_pairs(wanted: list[str], folder: Path) -> list[Model]:
+def resolve_pairs(wanted: list[str], folder: Path, form: Form = BARE) -> list[Model]:
     """Targets with drivers by the name of a pair, `all`, or the kind of driver. Raises BadModel."""
     found: list[Model] = []
     for name in wanted:
@@ -132,7 +158,7 @@ def resolve_pairs(wanted: list[str], folder: Path) -> list[Model]:
             raise BadModel(
                 f"{name!r} is neither a pair nor a kind of driver; {_meant(name, pairs, 'pairs', get_args(DriverKind))}"
             )
-        found.extend(from_pair(p, folder) for p in mine)
+        found.extend(from_pair(p, folder, form=form) for p in mine)
     return list({m.pair: m for m in found}.values())
 
 
@@ -141,10 +167,10 @@ def _meant(name: str, there_are: list[str], what: str, more: tuple[str, ...] = (
     return f"did you mean {', '.join(near)}?" if near else f"{what} are {', '.join(there_are)}"
 
 
-def draft_of(name: str, folder: Path) -> tuple[ModelRef, Path]:
+def draft_of(name: str, folder: Path, form: Form = BARE) -> tuple[ModelRef, Path]:
     """A draft's model by recipe name or path. Raises BadModel."""
     if name in names(drivers=True):
-        made = from_recipe(get(name), folder)
+        made = from_recipe(get(name), folder, form=form)
         return made.ref, Path(made.path)
     path = Path(name).resolve()  # children have a working directory of their own
     if not path.is_file():
@@ -152,7 +178,7 @@ def draft_of(name: str, folder: Path) -> tuple[ModelRef, Path]:
     return ModelRef(path=str(path), sha256=sha256(path)), path
 
 
-def with_driver(model: Model, kind: str, draft: str, folder: Path) -> Model:
+def with_driver(model: Model, kind: str, draft: str, folder: Path, form: Form = BARE) -> Model:
     """A model with a driver of a kind; the draft, empty where it has none of its own, by name or path. Raises
     BadModel.
     """
@@ -165,7 +191,7 @@ def with_driver(model: Model, kind: str, draft: str, folder: Path) -> Model:
         )
     if kind not in kinds:
         raise BadModel(f"{kind!r} is no kind of driver; {_meant(kind, list(kinds), 'kinds')}")
-    ref, path = draft_of(draft, folder) if draft else (None, None)
+    ref, path = draft_of(draft, folder, form) if draft else (None, None)
     driver = fit.sized(DriverParams(kind=cast(DriverKind, kind), draft=ref))
     try:
         fit.check(
@@ -186,9 +212,9 @@ def with_impl(model: Model, impl: Literal["native", "reference"]) -> Model:
     return msgspec.structs.replace(model, driver=msgspec.structs.replace(model.driver, impl=impl))
 
 
-def of_program(scenario: Scenario, folder: Path, shim: Path) -> Model:
+def of_program(scenario: AnyProgram, folder: Path, shim: Path | Callable[[], Path], form: Form = BARE) -> Model:
     """The model, and the draft's, that a stored scenario names. Raises BadModel."""
-    model = of_scenario(scenario.model, folder, shim)
+    model = of_scenario(scenario.model, folder, shim, form)
     if scenario.driver is None:
         return model
     ref = scenario.driver.draft
@@ -197,13 +223,13 @@ def of_program(scenario: Scenario, folder: Path, shim: Path) -> Model:
         if ref.recipe is None and ref.path is None:
             raise BadModel("the scenario's driver.draft names neither a recipe nor a file")
         # a draft is no model by itself: a file is not opened, only looked at
-        draft = of_scenario(ref, folder, shim).path if ref.recipe else str(ref.path)
+        draft = of_scenario(ref, folder, shim, form).path if ref.recipe else str(ref.path)
         if ref.sha256 is not None and (not Path(draft).is_file() or sha256(Path(draft)) != ref.sha256):
             raise BadModel(f"{draft} is another file than the scenario was made with, or gone")
     return msgspec.structs.replace(model, driver=scenario.driver, draft=draft)
 
 
-def of_scenario(ref: ModelRef, folder: Path, shim: Path) -> Model:
+def of_scenario(ref: ModelRef, folder: Path, shim: Path | Callable[[], Path], form: Form = BARE) -> Model:
     """The model that a stored scenario names, checked against its hash. Raises BadModel."""
     if ref.recipe is not None:
         try:
@@ -214,9 +240,9 @@ def of_scenario(ref: ModelRef, folder: Path, shim: Path) -> Model:
             raise BadModel(
                 f"the scenario wants version {ref.version} of recipe {ref.recipe}, this redraft has {recipe.version}"
             )
-        model = from_recipe(recipe, folder, ref.seed, ref.n_gpu_layers)
+        model = from_recipe(recipe, folder, ref.seed, ref.n_gpu_layers, form)
     elif ref.path is not None and Path(ref.path).is_file():
-        model = from_file(Path(ref.path), shim, ref.n_gpu_layers)
+        model = from_file(Path(ref.path), _shim(shim), ref.n_gpu_layers)
     else:
         raise BadModel(f"the scenario's model {ref.label()} is not here; put the file at {ref.path} or name a recipe")
     if ref.sha256 is not None and model.ref.sha256 != ref.sha256:

@@ -5,11 +5,13 @@
 
 replay   what corpora/scenarios shows against what corpora/known says of it
 canary   a planted fault must be found, otherwise nothing that the run says can be believed;
-         canary-driver: with a driver
+         canary-driver: with a driver; canary-server: in llama-server
 avoid    most of the time: known faults are found once and then stepped round
 never    nothing is stepped round, and every known fault must be found again; one that is not is news
 drivers, drivers-never   the same with speculative drivers, on all pairs
 coverage the coverage-guided engine, where its build is in the cache (`redraft build`); left out with --build
+server, server-drivers   llama-server, without and with speculative drafting, where it is in the cache (`redraft build
+         --server`); left out with --build
 
 Writes nightly.json, junit.xml and the campaigns into --out. Exit 0 nothing new, 1 new findings (or a known fault that
 is not there any more: in the replay, or in a campaign when MINUTES is at least 30, with drivers 120), 2 usage or
@@ -33,20 +35,35 @@ from typing import Any
 
 from rich.console import Console
 
+from fuzz import programs
 from fuzz.drivers.avoid import DRIVER_AVOIDANCES
 from fuzz.known import BadKnown, KnownFault, load_all
 from subjects import instrument
 from subjects.planted import CANARY
+from subjects.scenario import BadScenario
+from subjects.server.build import find_server
+from subjects.server.planted import CANARY as SERVER_CANARY
+from subjects.shimcache import BadBuild
 
 ROOT = Path(__file__).resolve().parent.parent
 REDRAFT = [str(Path(sys.executable).with_name("redraft"))]
 SCENARIOS = ROOT / "corpora" / "scenarios"
-SHARE = {"avoid": 0.40, "never": 0.20, "drivers": 0.15, "drivers-never": 0.10, "coverage": 0.10}
+SHARE = {
+    "avoid": 0.35,
+    "never": 0.18,
+    "drivers": 0.13,
+    "drivers-never": 0.09,
+    "coverage": 0.08,
+    "server": 0.08,
+    "server-drivers": 0.04,
+}
 # A shorter run may miss a known fault by chance. The part with drivers has half the share, and many of its faults show
 # on one or two pairs of eleven only.
 SURE_FROM = {"never": 30.0, "drivers-never": 120.0}
 # Planted in the shim, as the other is. The pair is one whose restores no known fault makes everything step round.
 DRIVER_CANARY = "logits-drift"
+# llama-server has all drivers of the library; these keep a state of their own, which it restores
+SERVER_PAIRS = ["--driver", "draft-mtp", "--driver", "draft-eagle3", "--driver", "draft-simple"]
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
@@ -81,11 +98,14 @@ class Run:
             # by count, on one model: a minute is plenty
             "canary": lambda: self.canary("canary", CANARY, ["--model", "llama", *short]),
             "canary-driver": lambda: self.canary("canary-driver", DRIVER_CANARY, ["--driver", "llama-simple", *short]),
+            "canary-server": self.server_canary,
             "avoid": lambda: self.campaign("avoid", "auto", [*everything, *_minutes(minutes * SHARE["avoid"])]),
             "never": lambda: self.never("never", [*everything, *_minutes(minutes * SHARE["never"])]),
             "drivers": lambda: self.campaign("drivers", "auto", [*pairs, *_minutes(minutes * SHARE["drivers"])]),
             "drivers-never": lambda: self.never("drivers-never", [*pairs, *_minutes(minutes * SHARE["drivers-never"])]),
             "coverage": self.coverage,
+            "server": lambda: self.server("server", []),
+            "server-drivers": lambda: self.server("server-drivers", SERVER_PAIRS),
         }
         for name, step in steps.items():
             if self.stopped:
@@ -149,12 +169,44 @@ class Run:
             self.case(f"finding.{name}", title, PASSED if f["known"] else FAILED, label)
         return document
 
+    def left_out(self, name: str, why: str) -> None:
+        """A part for which something is not there."""
+        self.parts.append({"name": name, "exit": None, "seconds": 0.0, "text": f"not run: {why}"})
+        self.case("part", name, SKIPPED, why)
+
+    def no_server(self) -> str:
+        """Why llama-server is not tested; empty where it is."""
+        if self.args.build:
+            return "llama-server is none of --build"
+        try:
+            find_server()
+        except BadBuild as e:
+            return str(e).splitlines()[0]
+        return ""
+
+    def server_canary(self) -> None:
+        """By count as well: the planted fault shows in most programs. Nothing is cached but in the slot, and no state
+        is restored, so that other faults do not stand for it."""
+        if why := self.no_server():
+            self.left_out("canary-server", why)
+            return
+        short = ["--model", "llama", "--flags", "plain", "--scenarios", "60", "--minutes", "2"]
+        self.canary("canary-server", SERVER_CANARY, ["--subject", "server", *short])
+
+    def server(self, name: str, arguments: list[str]) -> None:
+        """Conversations with llama-server."""
+        if why := self.no_server():
+            self.left_out(name, why)
+            return
+        self.campaign(name, "auto", ["--subject", "server", *arguments, *_minutes(self.args.minutes * SHARE[name])])
+
     def coverage(self) -> None:
         """The other engine; without its build there is nothing to run."""
         if self.args.build or not self.guided():
-            why = "it has no build of --build" if self.args.build else "no build with counters (`redraft build`)"
-            self.parts.append({"name": "coverage", "exit": None, "seconds": 0.0, "text": f"not run: {why}"})
-            self.case("part", "coverage", SKIPPED, why)
+            self.left_out(
+                "coverage",
+                "it has no build of --build" if self.args.build else "no build with counters (`redraft build`)",
+            )
             return
         minutes = _minutes(self.args.minutes * SHARE["coverage"])
         self.campaign("coverage", "auto", ["--engine", "coverage", *minutes])
@@ -167,7 +219,9 @@ class Run:
         """A planted fault must be found, as a finding that is none of the known faults."""
         document = self.campaign(name, "always", ["--plant", fault, *arguments])
         part = self.parts[-1]
-        found = [f for f in document["findings"] if f["known"] is None] if document else []
+        new = [f for f in document["findings"] if f["known"] is None] if document else []
+        # what is planted in llama-server's answers ends no server
+        found = [f for f in new if not f["signature"].startswith("server-alive")]
         part["found"] = bool(found)
         if found:
             self.say(f"{name} {fault} found: {found[0]['signature']}")
@@ -181,7 +235,8 @@ class Run:
         document = self.campaign(name, "never", arguments)
         part = self.parts[-1]
         found = {f["known"] for f in document["findings"]} if document else set()
-        mine = [k for k in self.known if (k.avoidance in DRIVER_AVOIDANCES) == (name != "never")]
+        library = [k for k in self.known if k.subject == "library"]
+        mine = [k for k in library if (k.avoidance in DRIVER_AVOIDANCES) == (name != "never")]
         part["known_found"] = sorted(k.name for k in mine if k.name in found)
         part["known_missing"] = sorted(k.name for k in mine if k.name not in found)
         whole = document is not None and part["exit"] in (0, 1)
@@ -200,13 +255,19 @@ class Run:
             self.parts.append({"name": "replay", "exit": 0, "seconds": 0.0, "text": "corpora/scenarios is empty"})
             self.case("part", "replay", SKIPPED, "corpora/scenarios is empty")
             return
-        part, document = self.call("replay", ["replay", str(SCENARIOS)])
+        stored = sorted(SCENARIOS.glob("*.json"))
+        why = self.no_server() if any(map(_served, stored)) else ""
+        left_out = [p for p in stored if why and _served(p)]
+        part, document = self.call("replay", ["replay", *(str(p) for p in stored if p not in left_out)])
         if document is None:
             self.case("part", "replay", SKIPPED if part["exit"] == 130 else FAILED, part["text"], part["seconds"])
             return
         shows: dict[str, list[str]] = {}
         for k in self.known:
             shows.setdefault(k.scenario, []).append(k.name)
+        for path in left_out:
+            shows.pop(path.name, None)
+            self.case("replay", path.name, SKIPPED, why)
         part["results"] = []
         for r in document["results"]:
             name = Path(r["path"]).name
@@ -235,7 +296,7 @@ class Run:
         exits = [p["exit"] for p in self.parts]
         if self.stopped or 130 in exits:
             return 130
-        if any(p["name"].startswith("canary") and not p.get("found") for p in self.parts):
+        if any(p["name"].startswith("canary") and not p.get("found", p["exit"] is None) for p in self.parts):
             return 2
         if any(c["state"] == FAILED and c["class"] != "part" for c in self.cases):
             return 1
@@ -269,7 +330,7 @@ class Run:
         self.say("")
         for p in self.parts:
             code = "not run" if p["exit"] is None else f"exit {p['exit']}"
-            self.say(f"{p['name']:13} {code:8} {p['seconds']:7.0f} s  {p['text'].splitlines()[0] if p['text'] else ''}")
+            self.say(f"{p['name']:14} {code:8} {p['seconds']:7.0f} s  {p['text'].splitlines()[0] if p['text'] else ''}")
         for c in self.cases:
             if c["state"] != PASSED and c["class"] != "part":
                 self.say(
@@ -285,6 +346,14 @@ class Run:
             130: "interrupted",
         }
         self.say(f"{exits[ended]} (exit {ended}); {self.out / 'nightly.json'}, {self.out / 'junit.xml'}", "bold")
+
+
+def _served(path: Path) -> bool:
+    """Whether a stored scenario is of llama-server; what is none is for the replay to tell."""
+    try:
+        return programs.subject_of(programs.loads(path.read_bytes())) == "server"
+    except BadScenario:
+        return False
 
 
 def _minutes(minutes: float) -> list[str]:

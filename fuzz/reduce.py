@@ -8,8 +8,9 @@ moment, so a deadline or Ctrl-C loses nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -52,30 +53,59 @@ WithSlot = Save | SaveAll | Restore | RestoreAll | Corrupt | Checkpoint | Rewind
 Holds = Callable[[Scenario], bool]
 
 
+class Keyed(Protocol):
+    """A program of any subject."""
+
+    def key(self) -> str:
+        """Equal programs have equal keys."""
+
+
+P = TypeVar("P", bound=Keyed)
+
+
 @dataclass
-class Reduction:
+class Smaller(Generic[P]):
     """The result: the smallest program found, how many candidates were run, and whether time ran out first."""
 
-    scenario: Scenario
+    scenario: P
     tried: int = 0
     kept: int = 0
     complete: bool = True
 
 
-def reduce(
-    scenario: Scenario, holds: Holds, *, seconds: float = 30.0, stop: Callable[[], bool] = lambda: False
-) -> Reduction:
-    """Reduce while `holds` is true of the candidate. `scenario` itself must hold (the caller has confirmed it).
+Reduction = Smaller[Scenario]
+
+
+@dataclass(frozen=True)
+class Ways(Generic[P]):
+    """How programs of a subject are made smaller: which ones may be run at all, how many steps one has, the program
+    without the steps from i up to j, and what else yields simpler programs, tried in this order."""
+
+    fits: Callable[[P], bool]
+    count: Callable[[P], int]
+    without: Callable[[P, int, int], P]
+    candidates: Sequence[Callable[[P], Iterator[P]]]
+
+
+def minimise(
+    program: P,
+    holds: Callable[[P], bool],
+    ways: Ways[P],
+    *,
+    seconds: float = 30.0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Smaller[P]:
+    """Reduce while `holds` is true of the candidate. `program` itself must hold (the caller has confirmed it).
 
     Deterministic for a deterministic `holds`, apart from the deadline.
     """
-    state = Reduction(scenario)
+    state = Smaller(program)
     deadline = time.monotonic() + seconds
-    seen: set[str] = {scenario.key()}
+    seen: set[str] = {program.key()}
 
-    def attempt(candidate: Scenario) -> bool:
+    def attempt(candidate: P) -> bool:
         key = candidate.key()
-        if key in seen or not candidate.ops:
+        if key in seen or not ways.fits(candidate):
             return False
         seen.add(key)
         state.tried += 1
@@ -93,8 +123,8 @@ def reduce(
 
     progress = True
     while progress and not out_of_time():
-        progress = _drop(state, attempt, out_of_time)
-        for candidates in (_params, _sequences, _operations):
+        progress = _drop(state, ways, attempt, out_of_time)
+        for candidates in ways.candidates:
             # restart after each success: a simpler program has other, fewer candidates
             again = True
             while again and not out_of_time():
@@ -108,19 +138,25 @@ def reduce(
     return state
 
 
-def _drop(state: Reduction, attempt: Callable[[Scenario], bool], out_of_time: Callable[[], bool]) -> bool:
-    """Delete operations, large runs first (delta debugging)."""
+def _drop(state: Smaller[P], ways: Ways[P], attempt: Callable[[P], bool], out_of_time: Callable[[], bool]) -> bool:
+    """Delete steps, large runs first (delta debugging)."""
     progress = False
-    size = max(len(state.scenario.ops) // 2, 1)
+    size = max(ways.count(state.scenario) // 2, 1)
     while size:
-        i = len(state.scenario.ops) - size
+        i = ways.count(state.scenario) - size
         while i >= 0 and not out_of_time():
-            ops = state.scenario.ops
-            if attempt(replace(state.scenario, ops=ops[:i] + ops[i + size :])):
+            if attempt(ways.without(state.scenario, i, i + size)):
                 progress = True
             i -= size if size > 1 else 1
         size //= 2
     return progress
+
+
+def reduce(
+    scenario: Scenario, holds: Holds, *, seconds: float = 30.0, stop: Callable[[], bool] = lambda: False
+) -> Reduction:
+    """Reduce a program for the library; see `minimise`."""
+    return minimise(scenario, holds, _WAYS, seconds=seconds, stop=stop)
 
 
 def _params(s: Scenario) -> Iterator[Scenario]:
@@ -137,7 +173,8 @@ def _params(s: Scenario) -> Iterator[Scenario]:
             yield replace(s, params=replace(p, n_seq_max=p.n_seq_max - 1))
         if p.n_rs_seq > 1:
             yield replace(s, params=replace(p, n_rs_seq=p.n_rs_seq - 1))
-    yield from _drivers(s)
+    if s.driver is not None:
+        yield from (replace(s, driver=d) for d in drivers(s.driver))
     for i, op in enumerate(s.ops):
         if isinstance(op, Reopen) and op.params is not None:
             yield _with(s, i, Reopen())
@@ -146,19 +183,16 @@ def _params(s: Scenario) -> Iterator[Scenario]:
                     yield _with(s, i, Reopen(params=replace(op.params, **{field: getattr(s.params, field)})))
 
 
-def _drivers(s: Scenario) -> Iterator[Scenario]:
+def drivers(d: DriverParams) -> Iterator[DriverParams]:
     """A driver with its defaults, one by one, and shorter drafts."""
-    d = s.driver
-    if d is None:
-        return
     plain = DriverParams(kind=d.kind, draft=d.draft, impl=d.impl)
     for field in ("n_min", "p_min", "backend_sampling", "late"):
         if getattr(d, field) != getattr(plain, field):
-            yield replace(s, driver=replace(d, **{field: getattr(plain, field)}))
-    for n in _numbers(d.n_max):
+            yield replace(d, **{field: getattr(plain, field)})
+    for n in numbers(d.n_max):
         shorter = fit.sized(replace(d, n_max=n))
         if shorter.n_max < d.n_max:
-            yield replace(s, driver=shorter)
+            yield shorter
 
 
 def _sequences(s: Scenario) -> Iterator[Scenario]:
@@ -214,7 +248,7 @@ def _with(s: Scenario, i: int, *ops: AnyOp) -> Scenario:
     return replace(s, ops=s.ops[:i] + ops + s.ops[i + 1 :])
 
 
-def _numbers(n: int, least: int = 1) -> Iterator[int]:
+def numbers(n: int, least: int = 1) -> Iterator[int]:
     """Smaller numbers, the smallest first."""
     for k in (least, least + 1, n // 2, n - 1):
         if least <= k < n:
@@ -249,7 +283,7 @@ def _simpler(op: AnyOp) -> Iterator[AnyOp]:
             yield from _simpler_decode(op)
         case Draft():
             yield Decode(parts=(Part(seq=op.seq, n=op.n, stream=op.stream),))
-            yield from (replace(op, n=n) for n in _numbers(op.n))
+            yield from (replace(op, n=n) for n in numbers(op.n))
             if op.stream:
                 yield replace(op, stream=0)
         case Save():
@@ -272,14 +306,17 @@ def _simpler(op: AnyOp) -> Iterator[AnyOp]:
         case Mangle() if op.at:
             yield replace(op, at=0)
         case Corrupt():
-            for j in range(len(op.edits)):
-                if len(op.edits) > 1:
-                    yield replace(op, edits=op.edits[:j] + op.edits[j + 1 :])
-                yield from (
-                    replace(op, edits=(*op.edits[:j], e, *op.edits[j + 1 :])) for e in _simpler_edit(op.edits[j])
-                )
+            yield from (replace(op, edits=edits) for edits in simpler_edits(op.edits))
         case _:
             return
+
+
+def simpler_edits(edits: tuple[BlobEdit, ...]) -> Iterator[tuple[BlobEdit, ...]]:
+    """Fewer edits, and simpler ones."""
+    for j, edit in enumerate(edits):
+        if len(edits) > 1:
+            yield edits[:j] + edits[j + 1 :]
+        yield from ((*edits[:j], e, *edits[j + 1 :]) for e in _simpler_edit(edit))
 
 
 def _simpler_edit(e: BlobEdit) -> Iterator[BlobEdit]:
@@ -321,7 +358,7 @@ def _simpler_round(op: Propose | Verify | Checkpoint | Rewind | Accept) -> Itera
             if op.parts != PIECES:
                 yield replace(op, parts=PIECES)
         case Accept():
-            yield from (replace(op, n=n) for n in _numbers(op.n, 0))
+            yield from (replace(op, n=n) for n in numbers(op.n, 0))
 
 
 def _simpler_decode(op: Decode) -> Iterator[AnyOp]:
@@ -332,15 +369,23 @@ def _simpler_decode(op: Decode) -> Iterator[AnyOp]:
         yield replace(op, interleave=False)
     if op.abort_after is not None:
         yield replace(op, abort_after=None)
-        yield from (replace(op, abort_after=n) for n in _numbers(op.abort_after, 0))
+        yield from (replace(op, abort_after=n) for n in numbers(op.abort_after, 0))
     for j, part in enumerate(op.parts):
 
         def put(p: Part, j: int = j) -> Decode:
             return replace(op, parts=(*op.parts[:j], p, *op.parts[j + 1 :]))
 
         if part.tokens is None:
-            yield from (put(replace(part, n=n)) for n in _numbers(part.n))
+            yield from (put(replace(part, n=n)) for n in numbers(part.n))
         if part.stream:
             yield put(replace(part, stream=0))
         if part.out != "last":
             yield put(replace(part, out="last"))
+
+
+_WAYS: Ways[Scenario] = Ways(
+    fits=lambda s: bool(s.ops),
+    count=lambda s: len(s.ops),
+    without=lambda s, i, j: replace(s, ops=s.ops[:i] + s.ops[j:]),
+    candidates=(_params, _sequences, _operations),
+)

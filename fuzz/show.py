@@ -16,12 +16,27 @@ from fuzz.campaign import Result, Status
 from fuzz.repro.phrases import count
 from subjects.driver_contracts import DRIVER_CONTRACTS
 from subjects.scenario import OP_NAMES
+from subjects.server.scenario import REQUEST_NAMES
 
 PLAIN_EVERY = 10.0
 MEMORIES = ("dense", "window", "recurrent", "hybrid")
 _COLUMNS = 4
 """Headings of drivers that fit beside each other."""
 DRIVER_OPS = frozenset(c.op for c in DRIVER_CONTRACTS)
+# what llama-server did, in words; in the order in which they are told of
+DEEDS = {
+    "kept": "prompts that went on",
+    "checkpoint": "checkpoints made",
+    "restored": "restored",
+    "erased": "erased",
+    "reset": "prompts begun anew",
+    "cached": "prompts cached",
+    "loaded": "loaded",
+    "cleared": "slots cleared",
+    "round": "rounds of drafting",
+    "replay": "replayed",
+    "refused": "refusals",
+}
 
 
 class Progress:
@@ -71,7 +86,8 @@ def finding_line(f: dict[str, Any]) -> str:
     """A finding in one line."""
     n, m = f["reproduced"]
     state = f"known: {f['known']}" if f["known"] else "new"
-    return f"{f['signature']}  ({state}; {count(f['operations'], 'operation')}; {n} of {m})"
+    what = "request" if f["oracle"].startswith("server-") else "operation"
+    return f"{f['signature']}  ({state}; {count(f['operations'], what)}; {n} of {m})"
 
 
 def headline(s: Status) -> str:
@@ -88,6 +104,12 @@ def headline(s: Status) -> str:
             f"{crashes} went wrong, findings: {new} new, {len(s.findings) - new} known{time_left}"
         )
     cells = len(s.coverage())
+    if s.subject == "server":
+        return (
+            f"{s.total('scenarios')} programs, {s.total('requests')} requests, {s.requests_per_second:.0f}/s, "
+            f"{s.total('unjudged')} unknown, {cells} request x memory cells, findings: {new} new, "
+            f"{len(s.findings) - new} known{time_left}"
+        )
     return (
         f"{s.total('scenarios')} scenarios, {s.per_second:.0f}/s, {s.total('unjudged')} unknown, {cells} operation x "
         f"memory cells, "
@@ -99,8 +121,23 @@ def live(s: Status) -> RenderableType:
     """The live display."""
     lines: list[RenderableType] = [Text(headline(s), style="bold")]
     lines += [Text(f"  job {j}: {what[:99]}", style="dim") for j, what in sorted(s.doing.items())]
-    lines.append(target_table(s) if s.targets() else coverage_table(s.coverage()))
+    lines.append(_table(s))
+    if deeds := deeds_line(s.deeds()):
+        lines.append(Text(deeds, style="dim"))
     return Group(*lines)
+
+
+def _table(s: Status) -> Table:
+    """What was run, as a table."""
+    if s.targets():
+        return target_table(s)
+    return coverage_table(s.coverage(), REQUEST_NAMES) if s.subject == "server" else coverage_table(s.coverage())
+
+
+def deeds_line(deeds: dict[str, int]) -> str:
+    """What llama-server did, in a line; empty where it did nothing."""
+    parts = [f"{deeds[name]:,} {words}" for name, words in DEEDS.items() if name in deeds]
+    return f"The server: {', '.join(parts)}." if parts else ""
 
 
 def target_table(s: Status) -> Table:
@@ -117,21 +154,20 @@ def target_table(s: Status) -> Table:
     return table
 
 
-def coverage_table(coverage: dict[str, int]) -> Table:
-    """How often each operation ran on each memory kind, or with each driver: a column, a row where they are many."""
+def coverage_table(coverage: dict[str, int], ops: tuple[str, ...] = OP_NAMES) -> Table:
+    """How often each operation, or request, ran on each memory kind, or with each driver: a column, a row where they
+    are many."""
     seen = list(dict.fromkeys(key.partition("/")[2] for key in coverage))
     drivers = sorted(m for m in seen if m not in MEMORIES)
     plain = not drivers or any(m in MEMORIES for m in seen)
     memories = (*(MEMORIES if plain else ()), *drivers)
     names = [
-        name
-        for name in OP_NAMES
-        if any(f"{name}/{m}" in coverage for m in memories) or (plain and name not in DRIVER_OPS)
+        name for name in ops if any(f"{name}/{m}" in coverage for m in memories) or (plain and name not in DRIVER_OPS)
     ]
     many = not plain and len(drivers) > _COLUMNS
     rows, columns = (memories, names) if many else (names, memories)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("driver" if many else "operation", no_wrap=True)
+    table.add_column("driver" if many else "operation" if ops == OP_NAMES else "request", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", overflow="fold")
     for row in rows:
@@ -144,11 +180,13 @@ def final(result: Result, console: Console) -> None:
     """The table at the end."""
     s = result.status
     targets = s.targets()
-    console.print(target_table(s) if targets else coverage_table(s.coverage()))
+    console.print(_table(s))
+    if deeds := deeds_line(s.deeds()):
+        console.print(deeds, highlight=False)
     console.print()
     if s.findings:
         table = Table(title="Findings", title_justify="left", show_lines=False)
-        for name in ("", "signature", "kind", "ops", "seen"):
+        for name in ("", "signature", "kind", "requests" if s.subject == "server" else "ops", "seen"):
             table.add_column(name, overflow="fold", no_wrap=name != "signature")
         for f in sorted(s.findings, key=lambda f: (f["known"] is not None, f["signature"])):
             state = Text(f"known: {f['known']}", style="yellow") if f["known"] else Text("NEW", style="bold red")
@@ -218,9 +256,12 @@ def _scenarios(s: Status, console: Console) -> None:
     """What is to be said of a run of made up programs beside its tables."""
     n, lost = s.total("scenarios"), s.total("unreproduced")
     rate = 100 * s.total("unjudged") / n if n else 0.0
+    ran = f"{count(n, 'scenario')} in {s.seconds:.0f} s ({s.per_second:.0f}/s)"
+    if s.subject == "server":
+        requests = count(s.total("requests"), "checked request", ",")
+        ran = f"{count(n, 'program')}, {requests} in {s.seconds:.0f} s ({s.requests_per_second:.0f}/s)"
+    fresh = f"fresh {'server' if s.subject == 'server' else 'context'}"
     console.print(
-        f"{count(n, 'scenario')} in {s.seconds:.0f} s ({s.per_second:.0f}/s); {s.total('unjudged')} without a judged "
-        f"comparison ({rate:.1f} %); "
-        f"{count(lost, 'violation')} did not reproduce in a fresh context and {'is' if lost == 1 else 'are'} not "
-        "reported."
+        f"{ran}; {s.total('unjudged')} without a judged comparison ({rate:.1f} %); {count(lost, 'violation')} did not "
+        f"reproduce in a {fresh} and {'is' if lost == 1 else 'are'} not reported."
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -106,13 +106,16 @@ def palette(traits: Traits, seed_: int, avoid: Avoider | None = None) -> tuple[C
     return tuple(draw_params(lambda n: rnd.randrange(n) if n > 1 else 0, traits, avoid) for _ in range(PALETTE))
 
 
-def generate(strategy: SearchStrategy[Scenario], seed_: int, count: int) -> list[Scenario]:
+P = TypeVar("P")
+
+
+def generate(strategy: SearchStrategy[P], seed_: int, count: int) -> list[P]:
     """`count` programs, the same ones for the same seed on any machine.
 
     Call it in slices of a few hundred: Hypothesis keeps about 20 KB per example of one call. All settings are given,
     since with CI in the environment Hypothesis' own `ci` profile is active and would derandomise.
     """
-    found: list[Scenario] = []
+    found: list[P] = []
 
     @settings(
         max_examples=count,
@@ -124,8 +127,8 @@ def generate(strategy: SearchStrategy[Scenario], seed_: int, count: int) -> list
     )
     @seed(seed_)
     @given(strategy)
-    def collect(scenario: Scenario) -> None:
-        found.append(scenario)
+    def collect(program: P) -> None:
+        found.append(program)
 
     collect()
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -83,7 +84,15 @@ class Triaged:
     tried: int
 
 
-def find(judgement: Judgement, symptom: Symptom) -> Violation | None:
+class Shown(Protocol):
+    """A run of any subject that was judged."""
+
+    @property
+    def violations(self) -> list[Violation]:
+        """What is wrong, the one to report first."""
+
+
+def find(judgement: Shown, symptom: Symptom) -> Violation | None:
     """The violation with this symptom, provided that it is the first that the run shows (a later one may follow
     from the first).
     """

@@ -56,16 +56,21 @@ class Oracle(ABC):
 
     def explain(self, violation: Violation) -> str:
         """The violation as an argument that a person can check."""
-        lines = [violation.rule, "", violation.because]
-        if violation.band:
-            ratio = violation.error / violation.band
-            lines += [
-                "",
-                f"Largest difference {violation.error:.3g}, honest differences here stay below {violation.band:.3g} "
-                f"({ratio:.0f} x outside).",
-            ]
-        return "\n".join(lines)
+        return explained(violation)
 
     def recheck(self, violation: Violation, account: Account) -> bool:
         """Whether a new run shows the same violation again."""
         return any(v.key == violation.key for v in self.judge(account).violations)
+
+
+def explained(violation: Violation) -> str:
+    """Rule, argument and sizes of a violation."""
+    lines = [violation.rule, "", violation.because]
+    if violation.band:
+        ratio = violation.error / violation.band
+        lines += [
+            "",
+            f"Largest difference {violation.error:.3g}, honest differences here stay below {violation.band:.3g} "
+            f"({ratio:.0f} x outside).",
+        ]
+    return "\n".join(lines)

@@ -33,9 +33,13 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     draft: in step `step` a driver must draft `expected` for sequence `seq`, as `reference` does at its end;
     `what` says what differs (row, tokens, logits, target, positions, two drivers, or how a state was mangled).
     alive: the program must end by itself; it dies (or hangs) in step `step`.
+    reply: of llama-server, the answer to part `seq` of request `step`: its token `row` must be `expected`[1] but is
+    `expected`[0] (`what` "tokens"), has another probability ("logprob"), fewer drafts are accepted ("acceptance":
+    expected[0] are, expected[1] must be), depends on other conversations ("history") or on drafting ("drafting"), or a
+    slot action was answered wrongly ("slot").
     """
 
-    kind: Literal["rows", "positions", "answer", "blob", "alive", "draft", "state"]
+    kind: Literal["rows", "positions", "answer", "blob", "alive", "draft", "state", "reply"]
     step: int
     seq: int = -1
     row: int = -1

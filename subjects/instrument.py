@@ -1,61 +1,63 @@
 """Instrumented builds of llama.cpp: with counters that libFuzzer follows, with sanitizers, with coverage for a report.
 
-A build is made once by clang, kept in the cache, and used like any other (`subjects.builds.find_build`); `environment`
-says what a process needs that loads it. Nothing here loads native code.
+A build is made once by clang, kept in the cache (`subjects.making`), and used like any other
+(`subjects.builds.find_build`); `environment` says what a process needs that loads it. Nothing here loads native code.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import importlib.metadata
 import importlib.util
-import math
 import os
 import platform
 import re
-import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Literal
 
-import msgspec
+from subjects import making
+from subjects.making import STAMP, CannotBuild, Coverage, Stamp, of_release, origin, stamp_of
+from subjects.shimcache import child_env, run_quietly
 
-from subjects import sources
-from subjects.shimcache import BadBuild, cache_dir, child_env, run_quietly
-
-Coverage = Literal["fuzzer", "report"]
+__all__ = [
+    "SANITIZERS",
+    "STAMP",
+    "CannotBuild",
+    "Clang",
+    "Coverage",
+    "Flags",
+    "Instrumented",
+    "Stamp",
+    "clang",
+    "environment",
+    "flags",
+    "joined",
+    "loadable",
+    "made",
+    "missing_tools",
+    "of_release",
+    "origin",
+    "place",
+    "preload",
+    "ready",
+    "stamp_of",
+    "variables",
+]
 
 SANITIZERS = ("address", "undefined")
-STAMP = "redraft-build.json"
-"""In a build directory, written last: what was built there. A build without it is not finished."""
-LOG = "redraft-build.log"
-_SNAPSHOT = "redraft-sources"
 _GGML = "redraft-ggml.cmake"
 
 _SHORT = {"address": "asan", "undefined": "ubsan"}
 _OLDEST_CLANG = 14
 _NEWEST_CLANG = 23
-_SIGN_OF_LIFE = 20.0
-"""seconds"""
-_CORE_MINUTES = {"llama": 5.0, "llama-common": 2.5}
-"""What targets take on one core (measured, EPYC); others about one minute each."""
 
 _SETUP = (
     "ci/setup --fuzz installs them (on Debian and Ubuntu: apt-get install clang-19 libclang-rt-19-dev llvm-19 cmake)"
 )
-
-
-class CannotBuild(BadBuild):
-    """An instrumented build cannot be made; everything that needs none still works. The first line says why and what to
-    do."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ class Clang:
     def file(self, name: str) -> Path | None:
         """A file of the compiler's own, such as a runtime; None where it is not installed."""
         try:
-            p = run_quietly([str(self.cc), f"-print-file-name={name}"], _plain_environment(), 60)
+            p = run_quietly([str(self.cc), f"-print-file-name={name}"], making.plain_environment(), 60)
         except (OSError, subprocess.TimeoutExpired):
             return None
         path = Path(p.stdout.strip())
@@ -128,7 +130,7 @@ def _pair(cc: str, cxx: str) -> Clang | None:
     if not c or not cpp:
         return None
     try:
-        p = run_quietly([c, "--version"], _plain_environment(), 60)
+        p = run_quietly([c, "--version"], making.plain_environment(), 60)
     except (OSError, subprocess.TimeoutExpired):
         return None
     lines = p.stdout.splitlines()
@@ -161,42 +163,14 @@ def missing_tools(coverage: Coverage | None = "fuzzer", sanitize: Sequence[str] 
         lacks = [name for names in wanted for name in names if compiler.runtime(name, ".a") is None]
         if lacks:
             out.append(f"clang's runtime libraries (libclang-rt-{compiler.major}-dev)")
-    if shutil.which("cmake") is None:
-        out.append("cmake")
-    if shutil.which("ninja") is None and shutil.which("make") is None:
-        out.append("ninja or make")
+    out += making.missing_builders()
     if coverage == "fuzzer" and preload(sanitize) is None:
         out.append("atheris")
     return out
 
 
-def _plain_environment() -> dict[str, str]:
-    """For compilers and cmake: a preloaded sanitizer is meant for the library, and what they say is parsed."""
-    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-    return {**env, "LC_ALL": "C", "LANGUAGE": "C"}
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # What is built
-
-
-class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a finished build directory holds."""
-
-    coverage: Coverage | None
-    sanitize: tuple[str, ...]
-    targets: tuple[str, ...]
-    sources: str
-    """the release, or a hash over a checkout's contents"""
-    recipe: str
-    """a hash over the compiler's version and all options"""
-    seconds: float
-    """that building took, the last time"""
-
-    @property
-    def of_checkout(self) -> bool:
-        """Whether it is of a checkout (--src)."""
-        return re.fullmatch("[0-9a-f]{64}", self.sources) is not None
 
 
 @dataclass(frozen=True)
@@ -231,103 +205,70 @@ def flags(coverage: Coverage | None, sanitize: Sequence[str]) -> Flags:
     return Flags((*both, *llama), (*both, *ggml), tuple(link))
 
 
-def place(coverage: Coverage | None, sanitize: Sequence[str] = (), src: Path | None = None) -> Path:
-    """Where a build is kept, whether it is there or not.
+class Instrumented(making.Kind):
+    """A kind of build: with these counters and sanitizers.
 
     Raises:
-        CannotBuild: no such sanitizer, no checkout at `src`, or no llama-cpp-python whose sources could be taken.
+        CannotBuild: no such sanitizer.
     """
-    sanitize = _sorted(sanitize)
-    origin = str(_checkout(src)) if src else _release()
-    kind = "-".join([coverage or "plain", *(_SHORT[x] for x in sanitize)])
-    label = Path(origin).name if src else f"llama-cpp-python-{origin}"
-    folder = cache_dir() / "builds"
-    # The path of the cache too: a build directory that was moved is none any more.
-    key = hashlib.sha256(f"{folder}\0{origin}\0{bool(src)}".encode()).hexdigest()[:8]
-    return folder / f"{label}-{kind}-{key}"
 
+    what = "an instrumented llama.cpp"
 
-def _sorted(sanitize: Sequence[str]) -> tuple[str, ...]:
-    if wrong := [x for x in sanitize if x not in SANITIZERS]:
-        raise CannotBuild(f"no sanitizer {', '.join(wrong)}: there are {', '.join(SANITIZERS)}")
-    return tuple(x for x in SANITIZERS if x in sanitize)
+    def __init__(self, coverage: Coverage | None, sanitize: Sequence[str] = ()) -> None:
+        if wrong := [x for x in sanitize if x not in SANITIZERS]:
+            raise CannotBuild(f"no sanitizer {', '.join(wrong)}: there are {', '.join(SANITIZERS)}")
+        self.coverage = coverage
+        self.sanitize = tuple(x for x in SANITIZERS if x in sanitize)
+        self.label = "-".join([coverage or "plain", *(_SHORT[x] for x in self.sanitize)])
+        self.advice = _SETUP if sys.platform == "linux" else ""
 
+    @cached_property
+    def _clang(self) -> Clang | None:
+        return clang()
 
-def _release() -> str:
-    try:
-        return importlib.metadata.version("llama-cpp-python")
-    except importlib.metadata.PackageNotFoundError:
-        raise CannotBuild(
-            "llama-cpp-python, whose sources would be built, is not installed: run ci/setup, or name a llama.cpp "
-            "checkout with --src"
-        ) from None
+    @property
+    def compiler(self) -> str | None:
+        """See Kind."""
+        return self._clang.version if self._clang else None
 
+    @property
+    def compiler_name(self) -> str:
+        """See Kind."""
+        return f"clang {self._clang.major}" if self._clang else "clang"
 
-def _checkout(src: Path) -> Path:
-    root = src.expanduser().resolve()
-    if missing := sources.missing_of(root, sources.WHOLE):
-        raise CannotBuild(f"{src} is no llama.cpp checkout: it has no {missing}; name one with --src")
-    return root
+    def missing(self) -> list[str]:
+        """See Kind."""
+        return missing_tools(self.coverage, self.sanitize)
 
+    def said(self) -> list[str]:
+        """See Kind."""
+        return [*_options(), repr(flags(self.coverage, self.sanitize))]
 
-def stamp_of(build: Path) -> Stamp | None:
-    """What a build directory of ours holds; None where it is unfinished, damaged or none of ours."""
-    try:
-        return msgspec.json.decode((build / STAMP).read_bytes(), type=Stamp)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def of_release(stamp: Stamp) -> bool:
-    """Whether a build is of the sources of the llama-cpp-python that is installed."""
-    try:
-        return stamp.sources == _release()
-    except CannotBuild:
-        return False
-
-
-def origin(stamp: Stamp) -> str:
-    """What a build was made from, for people; holds no path."""
-    if stamp.of_checkout:
-        return f"a checkout (contents {stamp.sources[:16]})"
-    return f"llama-cpp-python {stamp.sources}"
-
-
-def ready(
-    coverage: Coverage | None,
-    sanitize: Sequence[str] = (),
-    src: Path | None = None,
-    *,
-    targets: Sequence[str] = ("llama",),
-) -> Path | None:
-    """The build that `made` would give without building anything; None where it would have to build.
-
-    Needs no compiler: a finished build is used where there is none any more.
-
-    Raises:
-        CannotBuild: see `place`.
-    """
-    sanitize = _sorted(sanitize)
-    there = place(coverage, sanitize, src)
-    stamp = stamp_of(there)
-    if stamp is None or not set(targets) <= set(stamp.targets):
-        return None
-    tree = there / _SNAPSHOT if src else _release_tree(_release())
-    if sources.missing_of(tree, sources.WHOLE):
-        return None  # its headers were taken away
-    compiler = clang()
-    if compiler and stamp.recipe != _recipe(compiler, coverage, sanitize):
-        return None
-    return there if stamp.sources == (_digest(_checkout(src)) if src else _release()) else None
-
-
-def _release_tree(version: str) -> Path:
-    return cache_dir() / "sources" / f"llama-cpp-python-{version}{sources.WHOLE.suffix}"
-
-
-def _recipe(compiler: Clang, coverage: Coverage | None, sanitize: Sequence[str]) -> str:
-    said = [compiler.version, *_options(), repr(flags(coverage, sanitize))]
-    return hashlib.sha256("\0".join(said).encode()).hexdigest()[:16]
+    def options(self, tree: Path, there: Path, targets: Sequence[str]) -> list[str]:
+        """See Kind."""
+        own = flags(self.coverage, self.sanitize)
+        # cmake reads it right after ggml's project() and before any of its targets.
+        lines = [f'set(CMAKE_{x}_FLAGS "{" ".join(own.ggml)}")' for x in ("C", "CXX", "ASM")]
+        # The profile's runtime complains, when it is loaded, of a library that has no counters.
+        lines.append('set(CMAKE_SHARED_LINKER_FLAGS "")')
+        (there / _GGML).write_text("\n".join([*lines, ""]), "utf-8")
+        tests = any(t.startswith("test-") for t in targets)
+        llama = " ".join(own.llama)
+        compilers = (
+            [f"-DCMAKE_C_COMPILER={self._clang.cc}", f"-DCMAKE_CXX_COMPILER={self._clang.cxx}"] if self._clang else []
+        )
+        return [
+            *_options(),
+            *compilers,
+            f"-DCMAKE_C_FLAGS={llama}",
+            f"-DCMAKE_CXX_FLAGS={llama}",
+            f"-DCMAKE_ASM_FLAGS={' '.join(own.ggml)}",
+            f"-DCMAKE_SHARED_LINKER_FLAGS={' '.join(own.link)}",
+            f"-DCMAKE_EXE_LINKER_FLAGS={' '.join(own.link)}",
+            f"-DCMAKE_PROJECT_ggml_INCLUDE={there / _GGML}",
+            f"-DLLAMA_BUILD_COMMON={making.on(list(targets) != ['llama'])}",
+            f"-DLLAMA_BUILD_TESTS={making.on(tests)}",
+        ]
 
 
 def _options() -> list[str]:
@@ -348,8 +289,30 @@ def _options() -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Building
+def place(coverage: Coverage | None, sanitize: Sequence[str] = (), src: Path | None = None) -> Path:
+    """Where a build is kept, whether it is there or not.
+
+    Raises:
+        CannotBuild: no such sanitizer, no checkout at `src`, or no llama-cpp-python whose sources could be taken.
+    """
+    return making.place(Instrumented(coverage, sanitize), src)
+
+
+def ready(
+    coverage: Coverage | None,
+    sanitize: Sequence[str] = (),
+    src: Path | None = None,
+    *,
+    targets: Sequence[str] = ("llama",),
+) -> Path | None:
+    """The build that `made` would give without building anything; None where it would have to build.
+
+    Needs no compiler: a finished build is used where there is none any more.
+
+    Raises:
+        CannotBuild: see `place`.
+    """
+    return making.ready(Instrumented(coverage, sanitize), src, targets=targets)
 
 
 def made(
@@ -360,262 +323,15 @@ def made(
     targets: Sequence[str] = ("llama",),
     say: Callable[[str], None],
 ) -> Path:
-    """A build directory for `subjects.builds.find_build`, from the cache or built now, which takes minutes.
+    """A build directory for `subjects.builds.find_build`, from the cache or built now (`subjects.making.made`).
 
-    `coverage`: `fuzzer` counts edges for libFuzzer, `report` regions for llvm-cov; `sanitize`: of SANITIZERS. Built is
-    the installed llama-cpp-python's llama.cpp, or the checkout `src`: a copy of it, which is brought up to date and
-    rebuilt where the checkout has been edited. `targets` are CMake's: `llama`, `llama-common` (the speculative
-    drivers), `test-...`; what was built before stays. `say` is told what is going on, a line at a time.
-    Any number of processes may ask at once; one builds. What was interrupted is gone on with the next time.
+    `coverage`: `fuzzer` counts edges for libFuzzer, `report` regions for llvm-cov; `sanitize`: of SANITIZERS. `targets`
+    are CMake's: `llama`, `llama-common` (the speculative drivers), `test-...`.
 
     Raises:
         CannotBuild: a tool or the sources are missing, or it does not compile; the first line says what to do.
     """
-    sanitize = _sorted(sanitize)
-    if done := ready(coverage, sanitize, src, targets=targets):
-        return done
-    compiler = _tools(coverage, sanitize)
-    there = place(coverage, sanitize, src)
-    try:
-        there.mkdir(parents=True, exist_ok=True)
-        with _alone(there, say) as lock:
-            # by another while this one waited
-            if done := ready(coverage, sanitize, src, targets=targets):
-                return done
-            _Making(there, compiler, coverage, sanitize, tuple(targets), lock, say).run(src)
-    except OSError as e:
-        raise CannotBuild(f"{there} cannot be built in: {e}; set REDRAFT_CACHE to a writable directory") from e
-    return there
-
-
-def _tools(coverage: Coverage | None, sanitize: Sequence[str]) -> Clang:
-    missing = missing_tools(coverage, sanitize)
-    compiler = clang()
-    if missing or compiler is None:
-        advice = f": {_SETUP}" if sys.platform == "linux" else ""
-        raise CannotBuild(f"an instrumented build of llama.cpp needs {', '.join(missing)}{advice}")
-    return compiler
-
-
-@contextmanager
-def _alone(build: Path, say: Callable[[str], None]) -> Iterator[IO[str]]:
-    # Beside it: the directory may be emptied. The file stays: removing it would let two in.
-    with build.with_name(f"{build.name}.lock").open("w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another process is building {build.name}: waiting for it")
-            fcntl.flock(f, fcntl.LOCK_EX)
-        yield f
-
-
-@dataclass
-class _Making:
-    there: Path
-    compiler: Clang
-    coverage: Coverage | None
-    sanitize: tuple[str, ...]
-    targets: tuple[str, ...]
-    lock: IO[str]
-    say: Callable[[str], None]
-
-    def run(self, src: Path | None) -> None:
-        """Build, and leave the stamp."""
-        started = time.monotonic()
-        recipe = _recipe(self.compiler, self.coverage, self.sanitize)
-        old = stamp_of(self.there)
-        if old and old.recipe != recipe:
-            shutil.rmtree(self.there)
-            self.there.mkdir()
-            old = None
-        if old is None or old.sources != (_digest(_checkout(src)) if src else _release()):
-            # From here on it is not usable until it is finished. Where targets are added only, what is there stays so.
-            (self.there / STAMP).unlink(missing_ok=True)
-        targets = tuple(dict.fromkeys([*(old.targets if old else ()), *self.targets]))
-        tree, what = self._sources(src)
-        self._announce(targets, old)
-        self._configure(tree, targets)
-        self._build(targets)
-        stamp = Stamp(self.coverage, self.sanitize, targets, what, recipe, round(time.monotonic() - started, 1))
-        new = self.there / f"{STAMP}.new"
-        new.write_bytes(msgspec.json.encode(stamp))
-        os.replace(new, self.there / STAMP)
-        self.say(f"built in {_minutes(stamp.seconds)}: {self.there}")
-
-    def _sources(self, src: Path | None) -> tuple[Path, str]:
-        if src:
-            # A copy: what is edited while it is compiled, or before it is used, would be misread; and cmake goes by
-            # times, which a checkout of an older file does not change forwards.
-            tree = self.there / _SNAPSHOT
-            return tree, snapshot(_checkout(src), tree)
-        try:
-            return sources.fetched(_release(), part=sources.WHOLE), _release()
-        except sources.NoDrivers as e:
-            raise CannotBuild(str(e)) from None
-
-    def _announce(self, targets: Sequence[str], old: Stamp | None) -> None:
-        if old and set(targets) == set(old.targets):
-            self.say(f"the sources have changed: building what they change again in {self.there}")
-            return
-        fresh = [t for t in targets if not old or t not in old.targets]
-        minutes = math.ceil(sum(_CORE_MINUTES.get(t, 1.0) for t in fresh) / _cores())
-        self.say(
-            f"building {', '.join(fresh)} with clang {self.compiler.major}, once: about {minutes} "
-            f"minute{'s' * (minutes != 1)} on {_cores()} core{'s' * (_cores() != 1)}; into {self.there}"
-        )
-
-    def _configure(self, tree: Path, targets: Sequence[str]) -> None:
-        own = flags(self.coverage, self.sanitize)
-        # cmake reads it right after ggml's project() and before any of its targets.
-        lines = [f'set(CMAKE_{x}_FLAGS "{" ".join(own.ggml)}")' for x in ("C", "CXX", "ASM")]
-        # The profile's runtime complains, when it is loaded, of a library that has no counters.
-        lines.append('set(CMAKE_SHARED_LINKER_FLAGS "")')
-        (self.there / _GGML).write_text("\n".join([*lines, ""]), "utf-8")
-        tests = any(t.startswith("test-") for t in targets)
-        llama = " ".join(own.llama)
-        ours = [
-            f"-DCMAKE_C_COMPILER={self.compiler.cc}",
-            f"-DCMAKE_CXX_COMPILER={self.compiler.cxx}",
-            f"-DCMAKE_C_FLAGS={llama}",
-            f"-DCMAKE_CXX_FLAGS={llama}",
-            f"-DCMAKE_ASM_FLAGS={' '.join(own.ggml)}",
-            f"-DCMAKE_SHARED_LINKER_FLAGS={' '.join(own.link)}",
-            f"-DCMAKE_EXE_LINKER_FLAGS={' '.join(own.link)}",
-            f"-DCMAKE_PROJECT_ggml_INCLUDE={self.there / _GGML}",
-            f"-DLLAMA_BUILD_COMMON={_on(list(targets) != ['llama'])}",
-            f"-DLLAMA_BUILD_TESTS={_on(tests)}",
-        ]
-        generator = ["-G", "Ninja"] if shutil.which("ninja") else ["-G", "Unix Makefiles"]
-        command = ["cmake", "-S", str(tree), "-B", str(self.there), *generator, *_options(), *ours]
-        self._call("configuring", command, append=False)
-
-    def _build(self, targets: Sequence[str]) -> None:
-        names = [x for t in targets for x in ("--target", t)]
-        self._call("building", ["cmake", "--build", str(self.there), "--parallel", str(_cores()), *names], append=True)
-
-    def _call(self, what: str, command: Sequence[str], *, append: bool) -> None:
-        log = self.there / LOG
-        # What lies above the sources, a home directory under git for one, is none of theirs.
-        env = {**_plain_environment(), "GIT_CEILING_DIRECTORIES": str(cache_dir())}
-        with log.open("ab" if append else "wb") as f:
-            f.write(f"== {shlex.join(command)}\n".encode())
-            f.flush()
-            start = f.tell()
-            p = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=f,
-                stderr=f,
-                env=env,
-                # It holds the lock too: were this process killed, it would compile on, and no second may start.
-                pass_fds=(self.lock.fileno(),),
-                start_new_session=True,
-            )
-            try:
-                self._wait(p, what, log)
-            except BaseException:
-                _stop(p)
-                raise
-        if p.returncode:
-            if stamp_of(self.there) is None:
-                (self.there / "CMakeCache.txt").unlink(missing_ok=True)  # what it found out may be what is wrong
-            text = log.read_bytes()[start:].decode("utf-8", "replace")
-            raise CannotBuild(failure_message(what, text, log))
-
-    def _wait(self, p: subprocess.Popen[bytes], what: str, log: Path) -> None:
-        started = time.monotonic()
-        while True:
-            try:
-                p.wait(timeout=_SIGN_OF_LIFE)
-                return
-            except subprocess.TimeoutExpired:
-                done = progress_in(log)
-                self.say(f"... {what}: {_minutes(time.monotonic() - started)}{f', {done}' if done else ''}")
-
-
-def _stop(p: subprocess.Popen[bytes]) -> None:
-    # A group of its own: cmake's ninja or make, which takes away what is half written when it is told to stop, and all
-    # its compilers.
-    for sig in (signal.SIGINT, signal.SIGKILL):
-        try:
-            os.killpg(p.pid, sig)
-            p.wait(timeout=20)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
-
-
-def _on(yes: bool) -> str:
-    return "ON" if yes else "OFF"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60} min {int(seconds) % 60} s"
-
-
-def progress_in(log: Path) -> str:
-    """How far ninja or make says it is: the last `[n/m]` or `[ n%]` of a log; empty where there is none."""
-    with log.open("rb") as f:
-        f.seek(max(0, log.stat().st_size - 4096))
-        found = re.findall(rb"^\[ *\d+(?:/\d+|%)\]", f.read(), re.M)
-    return found[-1].decode("ascii") if found else ""
-
-
-def failure_message(what: str, text: str, log: Path) -> str:
-    """What a person is told when cmake or a compiler failed: its first error and where all of it is."""
-    lines = [x.strip() for x in text.splitlines() if x.strip()]
-    errors = [i for i, x in enumerate(lines) if re.search(r"\berror:|CMake Error|^FAILED|undefined reference", x)]
-    shown = lines[errors[0] : errors[0] + 4] if errors else lines[-4:]
-    head = f"{what} an instrumented llama.cpp failed; all that was said is in {log}"
-    return "\n".join([head, *(f"  {x[:200]}" for x in shown)])
-
-
-def snapshot(src: Path, to: Path) -> str:
-    """Make `to` a copy of what is built of the checkout `src`, and give the hash over its contents.
-
-    Only what differs is written, so that only it is compiled again.
-    """
-    h, kept = hashlib.sha256(), set[str]()
-    for name, data in _contents(src):
-        h.update(_entry(name, data))
-        kept.add(name)
-        path = to / name
-        try:
-            same = path.read_bytes() == data
-        except OSError:
-            same = False
-        if not same:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-    for path in [p for p in to.rglob("*") if p.is_file()]:
-        if path.relative_to(to).as_posix() not in kept:
-            path.unlink()
-    return h.hexdigest()
-
-
-def _digest(src: Path) -> str:
-    h = hashlib.sha256()
-    for name, data in _contents(src):
-        h.update(_entry(name, data))
-    return h.hexdigest()
-
-
-def _entry(name: str, data: bytes) -> bytes:
-    return f"{name}\0{len(data)}\0".encode() + data
-
-
-def _contents(src: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and contents of every file that is built or that cmake reads, in order."""
-    wanted = sources.WHOLE.wanted.fullmatch
-    for top in sorted(src.iterdir()):
-        # not into .git, models and builds
-        for path in sorted(top.rglob("*")) if wanted(f"{top.name}/x") else [top]:
-            name = path.relative_to(src).as_posix()
-            if wanted(name) and path.is_file():
-                yield name, path.read_bytes()
+    return making.made(Instrumented(coverage, sanitize), src, targets=targets, say=say)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

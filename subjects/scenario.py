@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -445,6 +445,27 @@ def loads(text: str | bytes) -> Scenario:
     Raises:
         BadScenario: not JSON, another version, unknown or duplicate keys, wrong types, NaN or Infinity.
     """
+    return parsed(text, _DECODER, VERSION)
+
+
+P = TypeVar("P")
+
+
+def parsed(text: str | bytes, decoder: msgspec.json.Decoder[P], version: int) -> P:
+    """Parse a program of any subject strictly. Raises BadScenario."""
+    raw = raw_object(text)
+    if raw.get("version", version) != version:
+        raise BadScenario(f"scenario version {raw.get('version')!r}, this redraft reads version {version}")
+    try:
+        program = decoder.decode(text)
+        msgspec.msgpack.encode(program)  # numbers that no call could take
+    except (msgspec.DecodeError, OverflowError) as e:
+        raise BadScenario(str(e)) from None
+    return program
+
+
+def raw_object(text: str | bytes) -> dict[str, Any]:
+    """A JSON object without duplicate keys and constants that are no JSON. Raises BadScenario."""
     try:
         # msgspec keeps the last of two equal keys silently, so the standard library looks first.
         raw = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
@@ -452,15 +473,9 @@ def loads(text: str | bytes) -> Scenario:
         raise
     except (ValueError, RecursionError) as e:  # not JSON, not UTF-8, a number of thousands of digits, nested too deep
         raise BadScenario(f"not JSON: {e}") from None
-    if not isinstance(raw, dict) or raw.get("version", VERSION) != VERSION:
-        got = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
-        raise BadScenario(f"scenario version {got!r}, this redraft reads version {VERSION}")
-    try:
-        scenario = _DECODER.decode(text)
-        msgspec.msgpack.encode(scenario)  # numbers that no call could take
-    except (msgspec.DecodeError, OverflowError) as e:
-        raise BadScenario(str(e)) from None
-    return scenario
+    if not isinstance(raw, dict):
+        raise BadScenario(f"a {type(raw).__name__} is no scenario")
+    return raw
 
 
 def token(stream: int, pos: int, n_vocab: int) -> int:

@@ -4,7 +4,8 @@ installed by no build.
 A llama-cpp-python has them in its source distribution, which pip fetches once; a source tree has its own; anything else
 needs a checkout that matches it (--llama-src). `python -m subjects.sources` fetches those of the installed one.
 
-An instrumented build (`subjects.instrument`) takes all of llama.cpp from the same distribution.
+An instrumented build (`subjects.instrument`) and llama-server (`subjects.server.build`) take all of llama.cpp from the
+same distribution.
 """
 
 from __future__ import annotations
@@ -52,17 +53,30 @@ DRIVERS = Part(
     ("common/speculative.h",),
 )
 """What the driver library is compiled with."""
+_BUILT = "cmake|common|ggml|include|licenses|src|vendor"
+_MARKERS = ("CMakeLists.txt", "ggml/CMakeLists.txt", "src/CMakeLists.txt", "include/llama.h", "common/speculative.h")
 WHOLE = Part(
-    re.compile(
-        r"CMakeLists\.txt|(?:cmake|common|ggml|include|licenses|src|tests|vendor)/.*|tools/(?!ui/).*|LICENSE",
-    ),
-    ("CMakeLists.txt", "ggml/CMakeLists.txt", "src/CMakeLists.txt", "include/llama.h", "common/speculative.h"),
+    re.compile(rf"CMakeLists\.txt|(?:{_BUILT}|tests)/.*|tools/(?!ui/).*|LICENSE"),
+    _MARKERS,
     "-whole",
     4 * _MOST_BYTES,
     "an instrumented build needs",
     "--src",
 )
 """What llama.cpp and its tests are built from; not its models, documents and converters, which are most of it."""
+SERVER = Part(
+    # Of the page for a browser, which is not built in, only what says so to cmake.
+    re.compile(
+        rf"CMakeLists\.txt|(?:{_BUILT})/.*|tools/(?!ui/|server/tests/).*|tools/ui/[^/]*\.(?:txt|cmake|in|cpp|h)"
+        r"|scripts/[^/]*\.cmake|LICENSE"
+    ),
+    (*_MARKERS, "tools/server/CMakeLists.txt"),
+    "-server",
+    4 * _MOST_BYTES,
+    "llama-server is built from",
+    "--src",
+)
+"""What llama-server is built from."""
 
 _PIP_SECONDS = 1800
 _DIFFERENCES = 6

@@ -19,6 +19,8 @@ from subjects.pairs import all_pairs
 from subjects.recipes import get
 from subjects.sandbox import Limits, Sandbox
 from subjects.scenario import ModelRef
+from subjects.server.build import ServerBuild, find_server
+from subjects.shimcache import BadBuild
 
 JudgeOf = Callable[..., tuple[Judge, Model]]
 
@@ -45,6 +47,15 @@ def driver_path(build: Bench) -> Path:
 def models_dir(build: Bench) -> Path:
     """Where generated models are kept."""
     return build.models
+
+
+@pytest.fixture(scope="session")
+def server_build() -> ServerBuild:
+    """The llama-server in the cache; skips where it is not built."""
+    try:
+        return find_server()
+    except BadBuild as e:
+        pytest.skip(str(e))
 
 
 @pytest.fixture(scope="session")

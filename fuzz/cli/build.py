@@ -1,13 +1,15 @@
 """Builds llama.cpp with clang so that a fuzzer can follow it: with counters of edges, with sanitizers, or with the
-coverage that llvm-cov reports. Takes minutes, once; what is built is kept in the cache.
+coverage that llvm-cov reports; or builds llama-server. Takes minutes, once; what is built is kept in the cache.
 
   redraft build                                  for the fuzz targets: counters and both sanitizers
   redraft build --src ~/llama.cpp                the same of your checkout; again after an edit: only what it changed
   redraft build --coverage report                for a report of regions and branches
   redraft build --sanitize address               no counters: for `redraft fuzz --build`
+  redraft build --server                         llama-server, as people run it: for `redraft fuzz --subject server`
+  redraft build --server --src ~/llama.cpp       the same of your checkout
 
-Standard output has the directory first, then how it is used. `ci/setup --fuzz` installs what this needs: clang and
-atheris. Ctrl-C is safe: the next time goes on.
+Standard output has the directory first, then how it is used. `ci/setup --fuzz` installs what instrumented builds need:
+clang and atheris; the server takes the ordinary compiler. Ctrl-C is safe: the next time goes on.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from pathlib import Path
 from fuzz.cli.common import Usage, add_json
 from fuzz.probe.stopping import stoppable
 from subjects import instrument
+from subjects.server.build import find_server, made_server, ready_server
 from subjects.shimcache import BadBuild
 
-HELP = "build llama.cpp with coverage counters and sanitizers"
+HELP = "build llama.cpp with coverage counters and sanitizers, or llama-server"
 
 
 def add(p: argparse.ArgumentParser) -> None:
@@ -47,6 +50,7 @@ def add(p: argparse.ArgumentParser) -> None:
         "is not given)",
     )
     p.add_argument("--driver", action="store_true", help="build libllama-common too: the speculative drivers")
+    p.add_argument("--server", action="store_true", help="build llama-server, uninstrumented, with the usual compiler")
     add_json(p)
 
 
@@ -59,6 +63,8 @@ def _sanitizers(text: str) -> tuple[str, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Build, and say how it is used."""
+    if args.server:
+        return _server(args)
     neither = args.coverage is None and args.sanitize is None
     coverage: instrument.Coverage | None = "fuzzer" if neither else args.coverage
     sanitize = instrument.SANITIZERS if neither else args.sanitize or ()
@@ -81,6 +87,28 @@ def run(args: argparse.Namespace) -> int:
     usual = coverage == "fuzzer" and set(sanitize) == set(instrument.SANITIZERS)
     for line in _uses(build, coverage, args.src, usual=usual):
         print(f"  {line}")
+    return 0
+
+
+def _server(args: argparse.Namespace) -> int:
+    if args.coverage or args.sanitize or args.driver:
+        raise Usage("--server: the server is built without instruments; leave out --coverage, --sanitize and --driver")
+    try:
+        with stoppable():
+            if there := ready_server(args.src):
+                _say(f"it is there already, nothing is to be built: {there}")
+            build = there or made_server(args.src, say=_say)
+        found = find_server(src=args.src)
+    except BadBuild as e:
+        raise Usage(str(e)) from None
+    if args.json:
+        about = {"server": str(found.path), "version": found.version, "fingerprint": found.fingerprint}
+        print(json.dumps({"build": str(build), **about, **_facts(instrument.stamp_of(build))}, indent=2))
+        return 0
+    print(build)
+    # the build of the installed release is the one that is taken where none is named
+    named = f" --server-bin {shlex.quote(str(found.path))}" if args.src else ""
+    print(f"  redraft fuzz --subject server{named}")
     return 0
 
 

@@ -13,9 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from fuzz.drivers import fit
-from fuzz.finding import BadFinding, Finding
-from fuzz.finding import load as load_finding
+from fuzz.finding import BadFinding
+from fuzz.found import AnyFinding
 from fuzz.models import BadModel, Model, of_program
+from fuzz.programs import AnyProgram
+from fuzz.programs import loads as load_program
+from fuzz.server.finding import load_any
 from fuzz.state import valid
 from oracles.judge import Judge, Judgement
 from subjects import instrument
@@ -31,7 +34,6 @@ from subjects.builds import (
 )
 from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import BadScenario, Scenario
-from subjects.scenario import loads as load_scenario
 
 PROGRAM = "scenario.json"
 """the program in a folder of a finding, and of an input that ended a target"""
@@ -183,14 +185,14 @@ def stopped(j: Judgement) -> str:
     return ""
 
 
-def read(path: Path) -> Finding | Scenario:
-    """A finding's folder, a scenario file, or a folder of an input that ended a target."""
+def read(path: Path) -> AnyFinding | AnyProgram:
+    """A finding's folder, a scenario file of any subject, or a folder of an input that ended a target."""
     try:
         if path.is_dir():
             if _met(path):
-                return load_scenario((path / PROGRAM).read_bytes())
-            return load_finding(path)
-        return load_scenario(path.read_bytes())
+                return load_program((path / PROGRAM).read_bytes())
+            return load_any(path)
+        return load_program(path.read_bytes())
     except OSError as e:
         raise Usage(f"{path}: {e.strerror}") from None
     except BadFinding as e:  # it names the file

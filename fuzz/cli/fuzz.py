@@ -9,11 +9,20 @@ folder for each fault.
   redraft fuzz --engine coverage --minutes 60           libFuzzer makes up the inputs, by what they reach
   redraft fuzz --engine coverage --target seq_state     one of its targets
 
+  redraft build --server                                once: llama-server
+  redraft fuzz --subject server --minutes 10            conversations with it: turns, edits, branches, slots, restarts
+  redraft fuzz --subject server --server-bin ~/llama.cpp/build/bin/llama-server --model qwen35 --model my.gguf
+  redraft fuzz --subject server --driver draft-mtp --flags ram-cache --requests 10000
+
 With --engine coverage the inputs are damaged and rebuilt states, mostly. What one meets is run, judged and reduced on
 the ordinary library, so that `redraft replay` shows it again; what shows on the build with sanitizers alone says so.
 With --build and what `redraft build --src CHECKOUT` made, all is judged on that build: it is what is tested.
 The corpora are kept in --out and go on growing with --resume. Edges are branches of llama.cpp's code that were taken,
 features tell them apart by how often one input took them, too; both are libFuzzer's.
+
+With --subject server a program is a list of requests to a llama-server of its own, whose flags are part of it. Every
+answer must be that of a cold server (no cache, no checkpoints, no drafting) to the same request. Checked requests are
+those whose answers were held against one, and the slot actions that were judged.
 
 A known fault (see `redraft known`) is found once, reported as known, and stepped round from then on; --avoid always
 steps round from the start, --avoid never not at all.
@@ -27,16 +36,18 @@ import os
 import random
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fuzz import campaign, targets
+from fuzz.cli import served
 from fuzz.cli.common import Bench, Usage, add_drivers, add_json, bench
 from fuzz.cli.common import console as open_console
 from fuzz.engine import picture
-from fuzz.job import Coverage
+from fuzz.loop import Coverage
 from fuzz.models import BadModel, Model, resolve, resolve_pairs, with_driver, with_impl
 from fuzz.repro.phrases import count
 from fuzz.show import Progress, final
@@ -55,6 +66,7 @@ from subjects.builds import (
 from subjects.drivers.reference import LEAVE_OUT
 from subjects.planted import FAULTS
 from subjects.sandbox import SandboxError
+from subjects.server.planted import PLANTED
 
 HELP = "find wrong restores: generate, run, judge, reduce, report"
 
@@ -106,6 +118,18 @@ def add(p: argparse.ArgumentParser) -> None:
         "--scenarios", metavar="N", type=_count, help="stop after so many programs; whichever comes first ends it"
     )
     p.add_argument(
+        "--subject",
+        choices=("library", "server"),
+        help="what is tested: libllama through its own interface, or llama-server (default library)",
+    )
+    served.add(p)
+    p.add_argument(
+        "--requests",
+        metavar="N",
+        type=_count,
+        help="with --subject server: stop after so many checked requests",
+    )
+    p.add_argument(
         "--jobs", metavar="J", type=_jobs, default=None, help="processes side by side (default: one for each core)"
     )
     p.add_argument(
@@ -141,7 +165,8 @@ def add(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--all-variants",
         action="store_true",
-        help="with --driver: hold every program against the draft-mtp in Python, not one in eight",
+        help="with --driver: hold every program against the draft-mtp in Python, not one in eight; with --subject "
+        "server: compare every program with other histories and other drafting",
     )
     p.add_argument(
         "--engine",
@@ -197,8 +222,8 @@ def add(p: argparse.ArgumentParser) -> None:
         "--plant",
         metavar="FAULT",
         default="",
-        help="plant a named fault, to prove that the tool finds it: in the shim, or a part that the driver in Python "
-        "leaves out",
+        help="plant a named fault, to prove that the tool finds it: in the shim, a part that the driver in Python "
+        "leaves out, or between llama-server and its client",
     )
     add_json(p)
 
@@ -206,15 +231,77 @@ def add(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run a campaign."""
     _check(args)
-    faults = (*(LEAVE_OUT if args.driver or args.resume else ()), *sorted(FAULTS))
-    if args.plant and args.plant not in faults:
-        raise Usage(f"no planted fault {args.plant!r}; there are {', '.join(faults)}")
     out = args.out or _newest() if args.resume else args.out or Path("out") / time.strftime("fuzz-%Y%m%d-%H%M%S")
-    minutes = args.minutes if args.minutes or args.scenarios else 2.0
     try:
         before = campaign.stored(out) if args.resume else {}
     except campaign.CampaignError as e:
         raise Usage(str(e)) from None
+    subject = args.subject or before.get("subject", "library")
+    if before and subject != before.get("subject", "library"):
+        raise Usage(f"the campaign tests the {before.get('subject', 'library')}; leave out --subject")
+    setup = _server(args, before) if subject == "server" else _library(args, before)
+    return _campaign(args, out, setup)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A campaign that is about to run. testing: what its first line says of it."""
+
+    plan: campaign.Plan
+    tested: campaign.Tested
+    testing: str
+
+
+def _campaign(args: argparse.Namespace, out: Path, setup: Setup) -> int:
+    """Run it and say what was found."""
+    plan, tested = setup.plan, setup.tested
+    seed, jobs, coverage = plan.seed, plan.jobs, tested.coverage
+    minutes = args.minutes if args.minutes or args.scenarios or args.requests else 2.0
+    console = open_console(stderr=args.json)
+    try:
+        with campaign.prepare(out, plan, resume=args.resume):
+            if not args.json:
+                console.print(
+                    f"Testing {setup.testing} with {', '.join(m.label for m in plan.models)}; {_targets_on(coverage)}"
+                    f"seed {seed}, {count(jobs, 'job')}, into {out}",
+                    markup=False,
+                )
+            with Progress(console, quiet=args.json and not console.is_terminal) as listen:
+                result = campaign.run(
+                    plan,
+                    out,
+                    tested,
+                    minutes=minutes,
+                    scenarios=args.scenarios,
+                    requests=args.requests,
+                    reduce_seconds=args.reduce_seconds,
+                    listen=listen,
+                )
+            if coverage:
+                _picture(result, out / "coverage.png")
+    except campaign.CampaignError as e:
+        raise Usage(str(e)) from None
+    if args.json:
+        where = {**tested.environment, **({"instrumented": _instrumented(coverage)} if coverage else {})}
+        sys.stdout.write(
+            msgspec.json.format(
+                msgspec.json.encode({"seed": seed, "jobs": jobs, "environment": where, **result.document()}),
+                indent=2,
+            ).decode()
+            + "\n"
+        )
+    else:
+        final(result, console)
+    return result.exit_code(args.fail_on)
+
+
+def _library(args: argparse.Namespace, before: dict[str, Any]) -> Setup:
+    """A campaign over the library. Raises Usage."""
+    served.refused(args)
+    if args.requests:
+        raise Usage("--requests counts answers of llama-server; add --subject server, or say --scenarios")
+    faults = (*(LEAVE_OUT if args.driver or args.resume else ()), *sorted(FAULTS))
+    _planted(args.plant, faults)
     engine = args.engine or before.get("engine", "hypothesis")
     if engine == "coverage":
         args.target = args.target or before.get("targets", [])
@@ -236,21 +323,16 @@ def run(args: argparse.Namespace) -> int:
             models = _covered(args, b, coverage) if coverage else _models(args, b, fault)
     except (BadModel, SandboxError, campaign.CampaignError, msgspec.ValidationError, KeyError) as e:
         raise Usage(str(e)) from None
-    seed = args.seed if args.seed is not None else before.get("seed", random.SystemRandom().randrange(1 << 31))
     driver = None
     if any(m.driver for m in models):
         driver = Path(alone.driver) if alone else b.driver
     if before:
         _same_subject(before, b, driver, args)
-    jobs = args.jobs or before.get("jobs") or os.cpu_count() or 1
     plan = campaign.Plan(
         models=models,
         build=b.build.fingerprint,
-        seed=seed,
-        jobs=jobs,
-        avoid=args.avoid or before.get("avoid", "auto"),
+        **_asked(args, before),
         misuse=args.misuse or before.get("misuse", False),
-        fault=args.plant or before.get("fault", ""),
         driver=driver.name if driver else "",
         drivers=_driver_options(args) if driver else [],
         variants=args.all_variants or before.get("variants", False),
@@ -258,50 +340,57 @@ def run(args: argparse.Namespace) -> int:
         targets=coverage.targets if coverage else [],
         coverage_build=coverage.fingerprint if coverage else "",
     )
-    console = open_console(stderr=args.json)
     seen_on = {**alone.environment} if alone else environment(b.build)
     if driver and not alone:
         seen_on |= b.driver_origin()
     drivers = f", drivers {seen_on['drivers']}," if driver else ""
-    try:
-        with campaign.prepare(out, plan, resume=args.resume):
-            if not args.json:
-                console.print(
-                    f"Testing {b.build.name} ({b.build.fingerprint}){drivers} with "
-                    f"{', '.join(m.label for m in models)}; {_targets_on(coverage)}seed {seed}, "
-                    f"{count(jobs, 'job')}, into {out}",
-                    markup=False,
-                )
-            with Progress(console, quiet=args.json and not console.is_terminal) as listen:
-                result = campaign.run(
-                    plan,
-                    out,
-                    shim=b.shim,
-                    driver=driver,
-                    cache=b.cache,
-                    environment=seen_on,
-                    minutes=minutes,
-                    scenarios=args.scenarios,
-                    reduce_seconds=args.reduce_seconds,
-                    coverage=coverage,
-                    listen=listen,
-                )
-            if coverage:
-                _picture(result, out / "coverage.png")
-    except campaign.CampaignError as e:
-        raise Usage(str(e)) from None
-    if args.json:
-        where = {**seen_on, **({"instrumented": _instrumented(coverage)} if coverage else {})}
-        sys.stdout.write(
-            msgspec.json.format(
-                msgspec.json.encode({"seed": seed, "jobs": jobs, "environment": where, **result.document()}),
-                indent=2,
-            ).decode()
-            + "\n"
+    return Setup(
+        plan,
+        campaign.Tested(b.cache, seen_on, b.shim, driver, coverage),
+        f"{b.build.name} ({b.build.fingerprint}){drivers}",
+    )
+
+
+def _server(args: argparse.Namespace, before: dict[str, Any]) -> Setup:
+    """A campaign over llama-server. Raises Usage."""
+    served.check(args)
+    _planted(args.plant, tuple(PLANTED))
+    build = served.build(args)
+    if before and before.get("build") != build.fingerprint:
+        raise Usage(
+            f"the campaign tests llama-server {before.get('build')}, this is {build.fingerprint}: give "
+            f"{'another' if args.server_bin or args.src else 'its'} --server-bin or --src"
         )
-    else:
-        final(result, console)
-    return result.exit_code(args.fail_on)
+    try:
+        if args.resume and not args.model and not args.driver:
+            models = msgspec.convert(before["models"], list[Model])
+        else:
+            models = served.models(args)
+    except (BadModel, SandboxError, msgspec.ValidationError, KeyError) as e:
+        raise Usage(str(e)) from None
+    flags = list(dict.fromkeys(args.flags)) or before.get("flags", [])
+    plan = campaign.Plan(
+        models=models, build=build.fingerprint, subject="server", flags=flags, **_asked(args, before),
+        variants=args.all_variants or before.get("variants", False),
+    )  # fmt: skip
+    tested = campaign.Tested(cache_dir(), served.environment(build), server=served.part(build, flags))
+    return Setup(plan, tested, f"{build.name} ({build.fingerprint})")
+
+
+def _planted(fault: str, faults: tuple[str, ...]) -> None:
+    """Raises Usage for a fault that nothing can plant."""
+    if fault and fault not in faults:
+        raise Usage(f"no planted fault {fault!r}; there are {', '.join(faults)}")
+
+
+def _asked(args: argparse.Namespace, before: dict[str, Any]) -> dict[str, Any]:
+    """What every campaign is asked; what is not given is taken from the one that goes on."""
+    return {
+        "seed": args.seed if args.seed is not None else before.get("seed", random.SystemRandom().randrange(1 << 31)),
+        "jobs": args.jobs or before.get("jobs") or os.cpu_count() or 1,
+        "avoid": args.avoid or before.get("avoid", "auto"),
+        "fault": args.plant or before.get("fault", ""),
+    }
 
 
 def _instrumented(coverage: Coverage) -> str:
@@ -340,7 +429,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.resume and not args.model:
         if args.gpu_layers:
             raise Usage("--gpu-layers: the campaign that goes on has its models; leave it out, or name them (--model)")
-    elif args.all_variants:
+    elif args.all_variants and args.subject != "server":
         raise Usage("--all-variants goes with a driver; add --driver NAME")
 
 

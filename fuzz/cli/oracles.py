@@ -1,4 +1,4 @@
-"""Lists the oracles: what each judges and what it asks to be observed."""
+"""Lists the oracles: what each judges and what it asks to be observed. Those of llama-server begin with `server-`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from fuzz.cli.common import add_json
 from fuzz.cli.common import console as open_console
 from oracles.registry import ORACLES
+from oracles.server.registry import ORACLES as SERVER_ORACLES
 
 HELP = "list the oracles"
 
@@ -30,6 +31,11 @@ def run(args: argparse.Namespace) -> int:
             "about": " ".join((type(o).__doc__ or "").split()),
         }
         for o in ORACLES
+    ]
+    # llama-server is observed from outside
+    rows += [
+        {"name": s.name, "title": s.title, "observes": [], "about": " ".join((type(s).__doc__ or "").split())}
+        for s in SERVER_ORACLES
     ]
     if args.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode() + "\n")

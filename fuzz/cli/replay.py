@@ -4,6 +4,7 @@
   redraft replay corpora/scenarios --build ~/llama.cpp
   redraft replay out/.../findings/removal-seq_rm-hybrid-tail-0f93b3
   redraft replay out/.../crashes -v                   inputs of the coverage-guided engine that showed nothing elsewhere
+  redraft replay out/.../findings --server-bin ~/llama.cpp/build/bin/llama-server       findings of llama-server
 
 A finding is FIXED when its violation does not show in any of the runs, a plain scenario when nothing is violated. Exit
 0 when all are FIXED, 1 when one is FAILED or FLAKY, 2 when one could not be run.
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 from rich.markup import escape
 
+from fuzz.cli import served
 from fuzz.cli.common import (
     Bench,
     Usage,
@@ -37,10 +39,17 @@ from fuzz.cli.common import console as open_console
 from fuzz.finding import Finding
 from fuzz.repro import commands
 from fuzz.repro.words import program
+from fuzz.server import triage as server_triage
+from fuzz.server import words as server_words
+from fuzz.server.finding import ServerFinding
 from fuzz.triage import VARIANTS, Symptom, find
 from oracles.judge import Judgement
 from oracles.registry import by_name
-from oracles.verdict import Violation
+from oracles.server.judge import ServerJudgement
+from oracles.verdict import Verdict, Violation
+from subjects.scenario import Scenario
+from subjects.server.build import ServerBuild
+from subjects.server.scenario import ServerScenario
 
 HELP = "run findings or scenarios again: FIXED, FAILED, FLAKY or ERROR"
 
@@ -54,7 +63,13 @@ def add(p: argparse.ArgumentParser) -> None:
         type=Path,
         help="a scenario, a folder of a finding or of a crash, or a folder of them",
     )
-    p.add_argument("--runs", metavar="M", type=int, default=3, help="runs of each, in fresh contexts (default 3)")
+    p.add_argument(
+        "--runs",
+        metavar="M",
+        type=int,
+        default=3,
+        help="runs of each, in fresh contexts or on fresh servers (default 3)",
+    )
     p.add_argument(
         "--verbose",
         "-v",
@@ -63,14 +78,45 @@ def add(p: argparse.ArgumentParser) -> None:
     )
     add_build(p)
     add_drivers(p)
+    served.add_server(p)
     add_json(p)
+
+
+class Beds:
+    """What replays run on, found when the first one needs it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self._library: Bench | None = None
+        self._server: ServerBuild | None = None
+
+    def library(self) -> Bench:
+        """The library. Raises Usage."""
+        if self._library is None:
+            self._library = bench(self.args.build, self.args.llama_src, self.args.driver_patch)
+        return self._library
+
+    def server(self) -> ServerBuild:
+        """The llama-server. Raises Usage."""
+        if self._server is None:
+            self._server = served.build(self.args)
+        return self._server
+
+    def fingerprints(self) -> dict[str, str | None]:
+        """What was used, by subject, for --json."""
+        found: dict[str, str | None] = {"build": self._library.build.fingerprint if self._library else None}
+        return found | ({"server": self._server.fingerprint} if self._server else {})
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay."""
-    b = bench(args.build, args.llama_src, args.driver_patch)
+    beds = Beds(args)
+    if args.build or args.llama_src or args.driver_patch:
+        beds.library()  # what is named must be there
+    if args.server_bin or args.src:
+        beds.server()
     console = open_console(stderr=args.json)
-    results = [_one(path, b, args.runs) for path in expand(args.paths)]
+    results = [_one(path, beds, args.runs) for path in expand(args.paths)]
     for text in dict.fromkeys(r["warning"] for r in results if r["warning"]):
         open_console(stderr=True).print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
     for r in results:
@@ -88,16 +134,14 @@ def run(args: argparse.Namespace) -> int:
                 console.print("       " + _verdict(v), highlight=False, markup=False)
     if args.json:
         sys.stdout.write(
-            msgspec.json.format(
-                msgspec.json.encode({"build": b.build.fingerprint, "results": results}), indent=2
-            ).decode()
+            msgspec.json.format(msgspec.json.encode({**beds.fingerprints(), "results": results}), indent=2).decode()
             + "\n"
         )
     verdicts = {r["verdict"] for r in results}
     return 2 if "ERROR" in verdicts else 1 if verdicts & {"FAILED", "FLAKY"} else 0
 
 
-def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
+def _one(path: Path, beds: Beds, runs: int) -> dict[str, Any]:
     result: dict[str, Any] = {
         "path": os.fsencode(path).decode("utf-8", "backslashreplace"),  # any bytes may be in a name
         "verdict": "ERROR",
@@ -110,41 +154,79 @@ def _one(path: Path, b: Bench, runs: int) -> dict[str, Any]:
     }
     try:
         thing = read(path)
-        scenario = thing.scenario if isinstance(thing, Finding) else thing
-        symptom = Symptom.of(thing.violation) if isinstance(thing, Finding) and thing.violation else None
-        with judge_of(b, scenario) as (judge, model):
-            if isinstance(thing, Finding):
-                result["warning"] = _other_drivers(thing, b)
-            if symptom is None:
-                check_duties(scenario, model)
-            judgements = [
-                judge.judge(
-                    scenario,
-                    fresh=True,
-                    observed=symptom is None,
-                    variants=symptom is None or symptom.oracle in VARIANTS,
-                )
-                for _ in range(runs)
-            ]
+        if isinstance(thing, ServerFinding | ServerScenario):
+            seen = _on_servers(thing, beds.server(), runs)
+        else:
+            seen = _on_library(thing, beds.library(), runs)
     except Usage as e:
         return {**result, "text": str(e)}
     except Exception as e:  # one bad file must not cost the results of the others
         return {**result, "text": f"{type(e).__name__}: {e}"}
+    return {**result, **seen}
+
+
+def _on_library(thing: Finding | Scenario, b: Bench, runs: int) -> dict[str, Any]:
+    """What the runs showed. Raises Usage."""
+    scenario = thing.scenario if isinstance(thing, Finding) else thing
     wanted = thing.violation if isinstance(thing, Finding) else None
+    symptom = Symptom.of(wanted) if wanted else None
+    warning = ""
+    with judge_of(b, scenario) as (judge, model):
+        if isinstance(thing, Finding):
+            warning = _other_drivers(thing, b)
+        if symptom is None:
+            check_duties(scenario, model)
+        judgements = [
+            judge.judge(
+                scenario,
+                fresh=True,
+                observed=symptom is None,
+                variants=symptom is None or symptom.oracle in VARIANTS,
+            )
+            for _ in range(runs)
+        ]
     shown = [j for j in judgements if (_again(j, wanted) if wanted else j.violations)]
     last = (shown or judgements)[-1]
     why = next((why for j in judgements if (why := stopped(j))), "")
     if why and not shown:
-        return {**result, "text": why}
-    verdict = "FAILED" if len(shown) == runs else "FIXED" if not shown else "FLAKY"
+        return {"warning": warning, "text": why}
     return {
-        **result,
-        "verdict": verdict,
-        "shown": len(shown),
-        "text": _text(last, symptom, bool(shown)),
+        "warning": warning,
+        **_verdict_of(len(shown), runs),
+        "text": _text(last.violations, symptom, bool(shown)),
         "operations": _operations(last),
-        "oracles": _verdicts(last),
+        "oracles": _verdicts(last.verdicts),
     }
+
+
+def _on_servers(thing: ServerFinding | ServerScenario, build: ServerBuild, runs: int) -> dict[str, Any]:
+    """The same of a program for llama-server. Raises Usage."""
+    scenario = thing.scenario if isinstance(thing, ServerFinding) else thing
+    symptom = Symptom.of(thing.violation) if isinstance(thing, ServerFinding) and thing.violation else None
+    if symptom is None:
+        served.check_duties(scenario)
+    variants = symptom is None or symptom.oracle in server_triage.VARIANTS
+    with served.judge_of(build, scenario) as (judge, _):
+        judgements = [judge.judge(scenario, fresh=True, variants=variants) for _ in range(runs)]
+
+    def shows(j: ServerJudgement) -> bool:
+        return any(symptom is None or Symptom.of(v) == symptom for v in j.violations)
+
+    shown = [j for j in judgements if shows(j)]
+    last = (shown or judgements)[-1]
+    why = next((why for j in judgements if (why := served.stopped(j))), "")
+    if why and not shown:
+        return {"text": why}
+    return {
+        **_verdict_of(len(shown), runs),
+        "text": _text(last.violations, symptom, bool(shown)),
+        "operations": server_words.program(scenario, last.trace),
+        "oracles": _verdicts(last.verdicts),
+    }
+
+
+def _verdict_of(shown: int, runs: int) -> dict[str, Any]:
+    return {"verdict": "FAILED" if shown == runs else "FLAKY" if shown else "FIXED", "shown": shown}
 
 
 def _other_drivers(finding: Finding, b: Bench) -> str:
@@ -161,9 +243,9 @@ def _other_drivers(finding: Finding, b: Bench) -> str:
     return f"found with drivers {found['drivers']}, replayed with drivers {now['drivers']}{advice}"
 
 
-def _verdicts(j: Judgement) -> list[dict[str, Any]]:
+def _verdicts(verdicts: list[Verdict]) -> list[dict[str, Any]]:
     return [
-        {"oracle": v.oracle, "value": v.value, "compared": v.compared, "unknown": list(v.unknown)} for v in j.verdicts
+        {"oracle": v.oracle, "value": v.value, "compared": v.compared, "unknown": list(v.unknown)} for v in verdicts
     ]
 
 
@@ -180,11 +262,11 @@ def _verdict(v: dict[str, Any]) -> str:
     )
 
 
-def _text(j: Judgement, symptom: Symptom | None, failed: bool) -> str:
+def _text(violations: list[Violation], symptom: Symptom | None, failed: bool) -> str:
     if failed:
-        same = [v for v in j.violations if Symptom.of(v) == symptom]
-        return (same or j.violations)[0].because
-    others = [v for v in j.violations if symptom is None or Symptom.of(v) != symptom]
+        same = [v for v in violations if Symptom.of(v) == symptom]
+        return (same or violations)[0].because
+    others = [v for v in violations if symptom is None or Symptom.of(v) != symptom]
     return f"but now {others[0].oracle}: {others[0].because}" if others else ""
 
 

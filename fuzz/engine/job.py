@@ -22,9 +22,10 @@ from fuzz import finding as findings
 from fuzz.engine import corpus, libfuzzer
 from fuzz.engine.libfuzzer import Stat
 from fuzz.engine.process import Ended, run
-from fuzz.job import Bed, Coverage, Job, JobConfig, bed_of, drafts_of, emit, models_of, slice_seed
+from fuzz.job import Bed, Job, bed_of, drafts_of, models_of
 from fuzz.journal import TargetProgress, write_atomically
 from fuzz.known import match, signed
+from fuzz.loop import Coverage, JobConfig, emit, slice_seed
 from fuzz.models import Model
 from fuzz.repro import words
 from fuzz.targets import DRIVEN, load, script

@@ -41,7 +41,8 @@ from typing import Any
 import msgspec
 
 from fuzz.avoid import AVOIDANCES, Avoider
-from fuzz.job import SLICE, slice_seed
+from fuzz.job import SLICE
+from fuzz.loop import slice_seed
 from fuzz.measure.bench_calls import CallList, compile_native
 from fuzz.measure.bench_child import profile_text
 from fuzz.models import BadModel, Model, resolve
@@ -510,7 +511,13 @@ def parser() -> argparse.ArgumentParser:
         "--targets", action="store_true", help="the fuzz targets against a libFuzzer harness instead (see targets.py)"
     )
     p.add_argument(
-        "--seconds", type=float, default=15, metavar="S", help="with --targets: processor time of a run (default 15)"
+        "--server", action="store_true", help="checked requests to llama-server a second instead (see server.py)"
+    )
+    p.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="with --targets: processor time of a run (default 15); with --server: its length (default 30)",
     )
     p.add_argument("--pair", default="qwen35-mtp", help="with --driver: target and draft (default qwen35-mtp)")
     p.add_argument("--build", type=Path, metavar="DIR", help="build of llama.cpp (default: llama-cpp-python's)")
@@ -523,7 +530,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--check",
         action="store_true",
-        help=f"exit 1 if redraft / native is above {LIMIT} (with --driver 2.0), or with --targets below 0.5",
+        help=f"exit 1 if redraft / native is above {LIMIT} (with --driver 2.0), with --targets below 0.5, or with "
+        "--server less than 60 or 35 requests a second",
     )
     return p
 
@@ -590,10 +598,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser()
     args = p.parse_args(argv)
     args.scenarios = (500 if args.driver else 1000) if args.scenarios is None else args.scenarios
+    args.seconds = (30.0 if args.server else 15.0) if args.seconds is None else args.seconds
     if args.scenarios < 1 or args.repeat < 1 or args.seconds < 1:
         p.error("--scenarios, --repeat and --seconds take numbers from 1")
-    if args.targets and args.driver:
-        p.error("--targets and --driver: name one")
+    if args.targets + args.driver + args.server > 1:
+        p.error("--targets, --driver and --server: name one")
     if args.targets:
         from fuzz.measure import targets
 
@@ -602,6 +611,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from fuzz.measure import bench_driver
 
         return bench_driver.run(args)
+    if args.server:
+        from fuzz.measure import server
+
+        return server.run(args)
     try:
         result = bench(args)
     except (Usage, SandboxError) as e:

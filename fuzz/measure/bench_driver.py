@@ -38,7 +38,8 @@ import msgspec
 
 from fuzz.drivers.avoid import DRIVER_AVOIDANCES
 from fuzz.drivers.gen import strategy
-from fuzz.job import SLICE, slice_seed
+from fuzz.job import SLICE
+from fuzz.loop import slice_seed
 from fuzz.measure.bench import (
     BUSY,
     ROOT,

@@ -4,11 +4,14 @@
   ci/discovery --driver
   ci/discovery --blobs
   ci/discovery --coverage
+  ci/discovery --server
+  ci/discovery --server-others
   ci/discovery --seeds 3 --seconds 60 --keep out/discovery
 
 Five are of llama.h's own calls; --driver is about the sixth, the state that draft-mtp keeps and does not offer; --blobs
-about four that malformed states show, and --coverage about the same four by the coverage-guided engine. A campaign ends
-when all are found.
+about four that malformed states show, and --coverage about the same four by the coverage-guided engine. --server is
+about the llama-server that dies at its first request with draft-mtp and a small micro-batch, --server-others about the
+other known faults of llama-server that show without a driver. A campaign ends when all are found.
 
 A trial counts as found when a finding is known by the fault's name. What was not found in time is shown as "-" and
 counts as not found: no trial is left out. Time is from the campaign's start to the finished (confirmed, reduced,
@@ -38,8 +41,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fuzz.finding import load
+from fuzz.known import load_all, scenario_of
+from fuzz.server.finding import load_any
 from subjects.scenario import Corrupt
+from subjects.server.scenario import DamageFile, ServerScenario
 
 ROOT = Path(__file__).resolve().parents[2]
 REDRAFT = [str(Path(sys.executable).with_name("redraft"))]
@@ -65,6 +70,18 @@ BLOBS = Figure(
 # there each of the four steps out of the way once it is found: a target that ends at once finds nothing else
 COVERAGE = Figure(BLOBS.faults, 300.0, 6, ("--engine", "coverage", "--avoid", "auto"), BLOBS.edits)
 DRIVER = Figure(("driver-unoffered",), 30.0, 5, ("--driver", "draft-mtp"))
+# an operation is a request there
+SERVER = Figure(("server-ubatch",), 30.0, 1, ("--subject", "server", "--driver", "qwen35-mtp"))
+
+
+def server_others() -> Figure:
+    """The other faults of llama-server in corpora/known that show without a driver. Raises Stop without any."""
+    others = [k for k in load_all() if k.subject == "server" and k.name not in SERVER.faults]
+    names = tuple(k.name for k in others if scenario_of(k).driver is None)
+    if not names:
+        raise Stop("corpora/known has no other fault of llama-server without a driver")
+    # each is stepped round once it is found: one that every program shows hides the others
+    return Figure(names, 300.0, 6, ("--subject", "server", "--avoid", "auto"))
 
 
 class Stop(Exception):
@@ -83,19 +100,25 @@ def main() -> int:
         "--seconds",
         type=float,
         metavar="S",
-        help="length of each (default 90; --driver 30, --blobs 60, --coverage 300)",
+        help="length of each (default 90; --driver and --server 30, --blobs 60, else 300)",
     )
     which = p.add_mutually_exclusive_group()
     which.add_argument("--driver", action="store_true", help="the missing state of draft-mtp instead of the five")
     which.add_argument("--blobs", action="store_true", help="the four of malformed states instead")
     which.add_argument("--coverage", action="store_true", help="the same four by the coverage-guided engine")
+    which.add_argument("--server", action="store_true", help="the llama-server that dies at its first request instead")
+    which.add_argument("--server-others", action="store_true", help="the other known faults of llama-server instead")
     p.add_argument("--jobs", type=_at_least_one, metavar="J", help="processes of each (default: one for each core)")
     p.add_argument("--build", type=Path, metavar="DIR", help="another llama.cpp, as for `redraft fuzz`")
     p.add_argument("--keep", type=Path, metavar="DIR", help="keep the campaigns there (default: removed at the end)")
     p.add_argument("--json", action="store_true", help="one JSON document on standard output, for machines")
     args = p.parse_args()
     console = Console(stderr=args.json, soft_wrap=True)
-    figure = DRIVER if args.driver else BLOBS if args.blobs else COVERAGE if args.coverage else PLAIN
+    try:
+        figure = figure_of(args)
+    except Stop as e:
+        print(f"ci/discovery: {e}", file=sys.stderr)
+        return 2
     args.seconds = args.seconds or figure.seconds
     scratch = Path(tempfile.mkdtemp(prefix="redraft-discovery-")) if args.keep is None else args.keep.resolve()
     trials: list[dict[str, Any]] = []
@@ -116,6 +139,14 @@ def main() -> int:
     if args.json:
         print(json.dumps(result, indent=2))
     return 0 if result["reached"] else 1
+
+
+def figure_of(args: argparse.Namespace) -> Figure:
+    """The figure that is asked for. Raises Stop."""
+    if args.server_others:
+        return server_others()
+    named = {"driver": DRIVER, "blobs": BLOBS, "coverage": COVERAGE, "server": SERVER}
+    return next((figure for name, figure in named.items() if getattr(args, name)), PLAIN)
 
 
 def _at_least_one(text: str) -> int:
@@ -208,8 +239,9 @@ def _known(out: Path) -> set[str]:
 
 def edits_of(folder: Path) -> int:
     """How many edits of saved states a finding's program makes."""
-    program = load(folder).scenario
-    return sum(len(op.edits) for op in program.ops if isinstance(op, Corrupt))
+    program = load_any(folder).scenario
+    ops = program.requests if isinstance(program, ServerScenario) else program.ops
+    return sum(len(op.edits) for op in ops if isinstance(op, Corrupt | DamageFile))
 
 
 def since_start(out: Path, folder: Path) -> float:
@@ -243,6 +275,7 @@ def summary(trials: list[dict[str, Any]], figure: Figure, seconds: float) -> dic
             "found": len(got),
             "of": len(trials),
             "median_seconds": times[middle] if middle < len(times) else None,
+            "max_seconds": times[-1] if len(times) == len(trials) else None,
             "max_operations": operations,
             "max_edits": edits,
             "most_edits": most,
@@ -281,6 +314,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     each = [result["faults"][n] for n in names]
     table.add_row("found", *(f"{f['found']} of {f['of']}" for f in each))
     table.add_row("median", *("-" if f["median_seconds"] is None else f"{f['median_seconds']:.0f} s" for f in each))
+    table.add_row("max", *("-" if f["max_seconds"] is None else f"{f['max_seconds']:.0f} s" for f in each))
     table.add_row("max operations", *("-" if f["max_operations"] is None else str(f["max_operations"]) for f in each))
     if any(f["max_edits"] for f in each):
         table.add_row("max edits", *("-" if f["max_edits"] is None else str(f["max_edits"]) for f in each))

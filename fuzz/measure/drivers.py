@@ -29,7 +29,7 @@ from rich.progress import Progress
 
 from fuzz.cli.common import Bench, Usage, bench
 from fuzz.drivers.gen import strategy
-from fuzz.job import slice_seed
+from fuzz.loop import slice_seed
 from fuzz.models import from_pair
 from fuzz.strategies import generate
 from oracles.account import Account

@@ -1,13 +1,15 @@
-"""What disturbed runs leave behind: scenarios that abort on purpose, and campaigns that are killed.
+"""What disturbed runs leave behind: scenarios that abort on purpose, campaigns that are killed, and servers.
 
   ci/robustness
-  ci/robustness --aborts 500 --kills 5
+  ci/robustness --aborts 500 --kills 5 --starts 0
+  ci/robustness --aborts 0 --kills 0 --starts 200
 
 Aborts: every scenario must give a trace that ends with the signal, and be reported by the liveness oracle; a new worker
 must be back in service in under 50 ms (the median; the longest is printed too). Kills: a campaign is ended by SIGKILL
 at a random moment, the main process alone or all its processes; none may live on, and --resume must still have every
-finding that was shown, whole. Neither may leave processes, file descriptors or temporary files. Exit 0 when all of
-that holds, 1 when not.
+finding that was shown, whole. Starts: a llama-server (`redraft build --server`) is killed, or what started it is, in
+six ways (fuzz/measure/server_starts.py). None may leave processes, ports, file descriptors or temporary files. Exit 0
+when all of that holds, 1 when not.
 """
 
 from __future__ import annotations
@@ -38,11 +40,14 @@ from rich.table import Table
 
 from fuzz import finding
 from fuzz.cli.common import Usage, bench
+from fuzz.measure.server_starts import show_starts, starts
 from fuzz.models import from_recipe
 from oracles.judge import Judge
 from subjects.recipes import get
 from subjects.sandbox import Sandbox
 from subjects.scenario import ON_DEVICE, BlobEdit, Corrupt, Decode, ModelRef, Part, Reopen, Restore, Save, Scenario
+from subjects.server.build import find_server
+from subjects.shimcache import BadBuild
 from subjects.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,10 +67,17 @@ def main() -> int:
     )
     p.add_argument("--aborts", type=int, default=10_000, metavar="N", help="scenarios that abort (default 10000)")
     p.add_argument("--kills", type=int, default=50, metavar="N", help="campaigns that are killed (default 50)")
+    p.add_argument("--starts", type=int, default=200, metavar="N", help="servers that are killed (default 200)")
+    p.add_argument("--server-bin", type=Path, metavar="PATH", help="the llama-server (default: the one in the cache)")
     p.add_argument("--seed", type=int, default=1, metavar="S", help="of programs and moments (default 1)")
     p.add_argument("--json", action="store_true", help="one JSON document on standard output, for machines")
     args = p.parse_args()
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
+    try:
+        server = find_server(args.server_bin) if args.starts else None
+    except BadBuild as e:
+        print(f"ci/robustness: {e}; --starts 0 leaves servers out", file=sys.stderr)
+        return 2
     # everything goes into a folder of our own, so that whatever is left in it is ours
     scratch = Path(tempfile.mkdtemp(prefix="redraft-robustness-"))
     for variable, name in (("TMPDIR", "tmp"), ("REDRAFT_CACHE", "cache")):
@@ -80,6 +92,9 @@ def main() -> int:
         if args.kills:
             result["kills"] = kills(args.kills, args.seed, scratch, console)
             show_kills(result["kills"], console)
+        if server:
+            result["starts"] = starts(args.starts, args.seed, scratch, server, console)
+            show_starts(result["starts"], console)
     except Usage as e:
         print(f"ci/robustness: {e}", file=sys.stderr)
         return 2
@@ -87,7 +102,7 @@ def main() -> int:
         return 130
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    problems = [x for part in ("aborts", "kills") for x in result.get(part, {}).get("problems", [])]
+    problems = [x for part in ("aborts", "kills", "starts") for x in result.get(part, {}).get("problems", [])]
     result["good"] = not problems
     for problem in problems[:20]:
         console.print(f"  {problem}", style="red", markup=False)

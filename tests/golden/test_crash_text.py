@@ -11,9 +11,9 @@ from typing import get_args
 
 import pytest
 
-from fuzz.job import end_text
+from fuzz.found import end_line
 from oracles.crash import crash_text
-from subjects.trace import End, Trace
+from subjects.trace import End
 
 LOGS = sorted((Path(__file__).parent / "data" / "crash").glob("*.txt"))
 
@@ -67,7 +67,7 @@ def test_nothing_that_is_printed_makes_it_fail(end: End, log: str) -> None:
 @pytest.mark.parametrize("path", LOGS, ids=lambda p: p.stem)
 def test_a_report_shows_the_line_with_its_numbers(path: Path) -> None:
     end, log, what = parse(path)
-    shown = end_text(Trace([], [], end, stderr=log), what)
+    shown = end_line(end, log, what)
     assert shown == what or (shown in log and crash_text(end, shown) == what)
     assert shown != what or "N" not in what.split()
 
@@ -77,5 +77,5 @@ def test_numbers_of_a_run_are_shown_and_do_not_tell_crashes_apart() -> None:
     end = End("signal", 6)
     what = crash_text(end, f"warning: 1\n{line}\n")
     assert what == "ngram-map.cpp: common_ngram_map_draft: map.idx_last_check > cur_len: N > N"
-    assert end_text(Trace([], [], end, stderr=f"warning: 1\n{line}\n"), what) == line
-    assert end_text(Trace([], [], End("signal", 11), stderr="warning: 1\n"), "SIGSEGV") == "SIGSEGV"
+    assert end_line(end, f"warning: 1\n{line}\n", what) == line
+    assert end_line(End("signal", 11), "warning: 1\n", "SIGSEGV") == "SIGSEGV"

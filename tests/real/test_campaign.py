@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 
 from fuzz import finding
-from fuzz.job import JobConfig, make
+from fuzz.job import make
 from fuzz.known import load_all
+from fuzz.loop import JobConfig
 from oracles.verdict import Check, Violation
 from subjects.planted import CANARY
 from subjects.scenario import Ask, ModelRef, Scenario

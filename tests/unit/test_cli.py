@@ -17,6 +17,7 @@ from fuzz.cli.common import Usage, expand, read
 from fuzz.known import load_all
 from fuzz.triage import Symptom
 from oracles.registry import ORACLES
+from oracles.server.registry import ORACLES as SERVER_ORACLES
 from oracles.verdict import Check, Verdict, Violation
 from subjects.pairs import all_pairs
 from subjects.recipes import names
@@ -27,7 +28,7 @@ PROGRAM = Scenario(model=ModelRef(recipe="llama"), ops=(Decode(parts=(Part(seq=0
 
 def test_one_module_a_verb() -> None:
     folder = Path(cli.__file__).parent
-    assert {p.stem for p in folder.glob("*.py")} - {"__init__", "common"} == set(VERBS)
+    assert {p.stem for p in folder.glob("*.py")} - {"__init__", "common", "served"} == set(VERBS)
     for module in VERBS.values():
         assert module.HELP
         assert (module.__doc__ or "").strip()
@@ -311,7 +312,7 @@ def test_the_names_of_pairs_are_whole(capsys: pytest.CaptureFixture[str]) -> Non
     ("argv", "expected"),
     [
         (["models", "--json"], set(names(drivers=True))),
-        (["oracles", "--json"], {o.name for o in ORACLES}),
+        (["oracles", "--json"], {o.name for o in (*ORACLES, *SERVER_ORACLES)}),
         (["known", "--json"], {f.name for f in load_all()}),
     ],
 )
@@ -415,7 +416,7 @@ def test_verdicts_have_three_values_and_a_finding_is_looked_for_behind_others() 
     program = Scenario(model=MODEL, ops=(Decode(parts=(Part(seq=0, n=3, out="all"),)),))
     judgement = judge.judge(program, fresh=True)
     assert judgement.violations == []
-    lines = [replay._verdict(v) for v in replay._verdicts(judgement)]
+    lines = [replay._verdict(v) for v in replay._verdicts(judgement.verdicts)]
     assert any(line.startswith("logits: ok (") for line in lines)
     assert any(": unknown (0 compared, " in line for line in lines)
 
@@ -429,5 +430,5 @@ def test_verdicts_have_three_values_and_a_finding_is_looked_for_behind_others() 
     judgement.verdicts = judgement.verdicts[:1]
     assert replay._again(judgement, wanted)
     judgement.verdicts = [Verdict(oracle=v.oracle, violations=(v,), compared=1) for v in (wanted, other)]
-    assert replay._text(judgement, Symptom.of(wanted), True) == "removal"
-    assert replay._text(judgement, Symptom.of(violation("blob", 1)), False).startswith("but now decode")
+    assert replay._text(judgement.violations, Symptom.of(wanted), True) == "removal"
+    assert replay._text(judgement.violations, Symptom.of(violation("blob", 1)), False).startswith("but now decode")

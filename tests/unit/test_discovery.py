@@ -27,7 +27,7 @@ def test_the_smallest_program_is_that_with_fewest_operations_then_fewest_edits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = {"a": program(1, 1, 1), "b": program(3), "c": program(2)}
-    monkeypatch.setattr(discovery, "load", lambda folder: SimpleNamespace(scenario=programs[folder.name]))
+    monkeypatch.setattr(discovery, "load_any", lambda folder: SimpleNamespace(scenario=programs[folder.name]))
     monkeypatch.setattr(discovery, "since_start", lambda out, folder: {"a": 3.0, "b": 2.0, "c": 9.0}[folder.name])
     findings = [{"known": "x", "path": name, "operations": len(p.ops)} for name, p in programs.items()]
     found = discovery.smallest(Figure(("x", "y"), 9.0, 6), tmp_path, [*findings, {"known": None, "path": "d"}])

@@ -79,7 +79,7 @@ def test_target_and_draft_have_one_seed(folder: Path) -> None:
 
 
 def test_pairs_by_name_kind_and_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "from_pair", lambda p, _: msgspec.structs.replace(model(), pair=p.name))
+    monkeypatch.setattr(models, "from_pair", lambda p, _, form: msgspec.structs.replace(model(), pair=p.name))
 
     def found(*wanted: str) -> list[str]:
         return [m.pair for m in resolve_pairs(list(wanted), folder)]

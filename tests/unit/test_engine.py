@@ -24,7 +24,7 @@ import pytest
 from fakes import MODEL, IdealSandbox
 from rich.console import Console
 
-from fuzz import campaign, journal, show
+from fuzz import campaign, journal, loop, show
 from fuzz import job as jobs
 from fuzz.campaign import Result, Status, together
 from fuzz.cli import fuzz as command
@@ -42,7 +42,7 @@ from fuzz.targets.config import VARIABLE, Complaint, Complaints, TargetConfig, T
 from fuzz.targets.config import read as read_config
 from fuzz.targets.run import counting
 from oracles.crash import Crash
-from subjects import instrument
+from subjects import instrument, making
 from subjects.builds import Build
 from subjects.recipes import get
 from subjects.scenario import Decode, Part, Scenario
@@ -338,8 +338,9 @@ def told(monkeypatch: pytest.MonkeyPatch, target: Path) -> list[dict[str, Any]]:
     said: list[dict[str, Any]] = []
     for module in (jobs, engine):
         monkeypatch.setattr(module, "Sandbox", Box)
+    for module in (jobs, engine, loop):
         monkeypatch.setattr(module, "emit", lambda event, **fields: said.append({"event": event, **fields}))
-    monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(loop.signal, "signal", lambda *_: None)
     monkeypatch.setattr(engine, "load", Toy)
     monkeypatch.setattr(engine, "script", lambda _: target)
     return said
@@ -348,7 +349,7 @@ def told(monkeypatch: pytest.MonkeyPatch, target: Path) -> list[dict[str, Any]]:
 def job(out: Path, mode: str = "well", targets: tuple[str, ...] = ("seq_state",), **changed: Any) -> engine.CoverageJob:
     for name in targets:
         corpus.begin(corpus.folder_of(out, name), out / "no-seeds")
-    coverage = jobs.Coverage(
+    coverage = loop.Coverage(
         alone=changed.pop("alone", False),
         targets=list(targets),
         build="b",
@@ -358,7 +359,7 @@ def job(out: Path, mode: str = "well", targets: tuple[str, ...] = ("seq_state",)
         environment={"build": "i"},
     )
     asked: dict[str, Any] = {"models": MODELS, "shim": "", "build": "b", "seed": 1, "job": 0, "jobs": 1, **changed}
-    config = jobs.JobConfig(cache=str(out / "cache"), out=str(out), coverage=coverage, **asked)
+    config = loop.JobConfig(cache=str(out / "cache"), out=str(out), coverage=coverage, **asked)
     return engine.CoverageJob(config, coverage)
 
 
@@ -1038,7 +1039,7 @@ def test_a_build_of_other_sources_than_the_installed_is_what_is_tested(
     stamp = instrument.Stamp("fuzzer", ("address",), ("llama",), sources, "r", 1.0)
     (tmp_path / instrument.STAMP).write_bytes(msgspec.json.encode(stamp))
     own, installed = (Build(n, "tree", (), (), Path("l"), "v", f"print of {n}") for n in ("llama.cpp-x", "installed"))
-    monkeypatch.setattr(instrument, "_release", lambda: "9.9")
+    monkeypatch.setattr(making, "release", lambda: "9.9")
     monkeypatch.setattr(instrument, "variables", lambda _: {"LD_PRELOAD_": "asan"})
     monkeypatch.setattr(command, "find_build", lambda path: own)
     monkeypatch.setattr(command, "compile_shim", lambda build: Path(f"shim of {build.name}"))

@@ -18,8 +18,9 @@ import pytest
 from fuzz.cli import build as build_verb
 from fuzz.cli import main
 from fuzz.doctor import judge_counters
-from subjects import instrument, sources
-from subjects.instrument import CannotBuild, Clang, Stamp, flags, made, place, ready, snapshot, stamp_of
+from subjects import instrument, making, sources
+from subjects.instrument import CannotBuild, Clang, Stamp, flags, made, place, ready, stamp_of
+from subjects.making import snapshot
 from subjects.shimcache import BadBuild
 
 CLANG = Clang(Path("/opt/clang-19"), Path("/opt/clang++-19"), "Debian clang version 19.1.7 (3)")
@@ -144,7 +145,7 @@ def test_flags() -> None:
 
 
 def test_places(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instrument, "_release", lambda: "9.9")
+    monkeypatch.setattr(making, "release", lambda: "9.9")
     a = place("fuzzer", BOTH)
     assert a.parent == tmp_path / "cache/builds"
     assert a.name.startswith("llama-cpp-python-9.9-fuzzer-asan-ubsan-")
@@ -250,7 +251,7 @@ def test_a_failure_leaves_nothing_that_could_be_used(src: Path, monkeypatch: pyt
 
 
 def test_interrupted(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instrument, "_SIGN_OF_LIFE", 0.05)
+    monkeypatch.setattr(making, "_SIGN_OF_LIFE", 0.05)
     monkeypatch.setenv("TAKES", "60")
 
     def say(text: str) -> None:
@@ -310,12 +311,12 @@ def test_snapshot_touches_only_what_differs(src: Path, tmp_path: Path) -> None:
 def test_progress_and_failures(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("-- [9/9] no\n[1/78] Building\n[ 12/78] Building x [3/4]\n")
-    assert instrument.progress_in(log) == "[ 12/78]"
+    assert making.progress_in(log) == "[ 12/78]"
     log.write_text("[  3%] Building\n")
-    assert instrument.progress_in(log) == "[  3%]"
+    assert making.progress_in(log) == "[  3%]"
     log.write_text("")
-    assert instrument.progress_in(log) == ""
-    last = instrument.failure_message("building", "a\nb\nc\nd\n\nkilled\n", log).splitlines()
+    assert making.progress_in(log) == ""
+    last = making.failure_message("building", "a\nb\nc\nd\n\nkilled\n", log).splitlines()
     assert last[1:] == ["  b", "  c", "  d", "  killed"]
 
 

@@ -11,6 +11,7 @@ import pytest
 from fakes import MODEL, IdealSandbox
 
 from fuzz import job as jobs
+from fuzz import loop
 from fuzz.journal import Journal, Progress, read_json, sweep, write_atomically
 from fuzz.models import Model
 from fuzz.state import traits_of
@@ -222,14 +223,15 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     """What jobs in this process say; their signals are left alone."""
     said: list[dict[str, object]] = []
     monkeypatch.setattr(jobs, "Sandbox", Box)
-    monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(jobs, "emit", lambda event, **fields: said.append({"event": event, **fields}))
+    monkeypatch.setattr(loop.signal, "signal", lambda *_: None)
+    for module in (jobs, loop):
+        monkeypatch.setattr(module, "emit", lambda event, **fields: said.append({"event": event, **fields}))
     return said
 
 
 def job(out: Path) -> tuple[jobs.Job, Model]:
     model = Model(MODEL, "none", traits_of(get("llama")))
-    config = jobs.JobConfig(
+    config = loop.JobConfig(
         models=[model], shim="", build="b", cache=str(out / "cache"), out=str(out), seed=1, job=0, jobs=1, scenarios=1
     )
     return jobs.Job(config), model

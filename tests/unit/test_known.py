@@ -11,15 +11,27 @@ import pytest
 from fuzz.avoid import AVOIDANCES, Avoider, triggered, triggers
 from fuzz.drivers.avoid import DRIVER_AVOIDANCES
 from fuzz.finding import slug_of
-from fuzz.known import FOLDER, BadKnown, KnownFault, load_all, match, scenario_of
+from fuzz.known import FOLDER, BadKnown, KnownFault, load_all, match, match_server, scenario_of
+from fuzz.server import avoid as server_avoid
+from fuzz.server import fit
 from fuzz.state import Traits, traits_of, valid
 from fuzz.strategies import generate, scenarios
 from subjects import recipes
 from subjects.scenario import OP_NAMES, ModelRef, Scenario, dumps
+from subjects.server.scenario import ServerScenario
 
 LAST = 99  # behind every operation
-KNOWN = load_all()
+EVERY = load_all()
+KNOWN = [f for f in EVERY if f.subject == "library"]
+SERVED = [f for f in EVERY if f.subject == "server"]
 FIRST = {"ubatch-rollback", "device-corrupt", "device-foreign", "device-older", "stale-rollback"}
+
+
+def shown_by(fault: KnownFault) -> Scenario:
+    """The program of a fault of the library."""
+    scenario = scenario_of(fault)
+    assert isinstance(scenario, Scenario)
+    return scenario
 
 
 def traits(scenario: Scenario) -> Traits:
@@ -33,12 +45,12 @@ def shown_as(fault: KnownFault) -> list[str]:
 
 
 def test_the_first_five_are_there() -> None:
-    names = [f.name for f in KNOWN]
+    names = [f.name for f in EVERY]
     assert set(names) >= FIRST
     assert len(names) == len(set(names)) == len(list(FOLDER.glob("*.json")))
 
 
-@pytest.mark.parametrize("fault", KNOWN, ids=lambda f: f.name)
+@pytest.mark.parametrize("fault", EVERY, ids=lambda f: f.name)
 def test_every_entry_says_what_a_person_needs(fault: KnownFault) -> None:
     assert fault.name == slug_of(fault.name)
     assert 15 < len(fault.title) < 100
@@ -50,7 +62,7 @@ def test_every_entry_says_what_a_person_needs(fault: KnownFault) -> None:
 
 @pytest.mark.parametrize("fault", KNOWN, ids=lambda f: f.name)
 def test_its_scenario_keeps_the_contract_and_has_the_trigger(fault: KnownFault) -> None:
-    scenario = scenario_of(fault)
+    scenario = shown_by(fault)
     assert not scenario.misuse
     assert 1 <= len(scenario.ops) <= 10
     assert scenario.note
@@ -65,7 +77,7 @@ def test_its_scenario_keeps_the_contract_and_has_the_trigger(fault: KnownFault) 
 
 def test_a_trigger_behind_the_operation_to_blame_is_no_excuse() -> None:
     fault = next(f for f in KNOWN if f.name == "split-keep")
-    scenario = scenario_of(fault)
+    scenario = shown_by(fault)
     at = triggered(fault.avoidance, scenario, traits(scenario))
     assert at is not None and at > 0
     assert match("removal/seq_keep/dense/split", scenario, traits(scenario), [fault], at) == fault
@@ -74,7 +86,7 @@ def test_a_trigger_behind_the_operation_to_blame_is_no_excuse() -> None:
 
 @pytest.mark.parametrize("fault", KNOWN, ids=lambda f: f.name)
 def test_a_program_without_the_trigger_is_new(fault: KnownFault) -> None:
-    scenario = scenario_of(fault)
+    scenario = shown_by(fault)
     without = Avoider([fault.avoidance]).repair(scenario, traits(scenario))
     assert without != scenario
     for signature in shown_as(fault):
@@ -90,7 +102,7 @@ def test_signatures_are_narrow(fault: KnownFault) -> None:
             assert len(pattern.removeprefix("liveness:").replace("*", "")) >= 15
         else:
             assert pattern.split("/")[1] in OP_NAMES
-    scenario = scenario_of(fault)
+    scenario = shown_by(fault)
     for other in ("logits/reopen/dense", "liveness:SIGSEGV", "liveness:hang", "isolation/clear/hybrid", ""):
         assert match(other, scenario, traits(scenario), [fault], LAST) is None
 
@@ -101,6 +113,26 @@ def test_programs_that_step_round_everything_match_nothing(recipe: str) -> None:
     made = generate(scenarios(model, of_recipe, avoid=Avoider(f.avoidance for f in KNOWN)), 6, 60)
     signatures = [s for f in KNOWN for s in shown_as(f)]
     assert not [(s, x) for s in made for x in signatures if match(x, s, of_recipe, KNOWN, LAST)]
+
+
+@pytest.mark.parametrize("fault", SERVED, ids=lambda f: f.name)
+def test_an_entry_of_the_server_is_stepped_round_and_matches_only_what_sets_it_off(fault: KnownFault) -> None:
+    program = scenario_of(fault)
+    assert isinstance(program, ServerScenario)
+    assert fit.valid(program) == []
+    assert program.note
+    at = server_avoid.triggered(fault.avoidance, program)
+    assert at is not None
+    repaired = server_avoid.repaired([fault.avoidance], program)
+    assert server_avoid.triggered(fault.avoidance, repaired) is None
+    assert fit.valid(repaired) == []
+    for signature in shown_as(fault):
+        assert match_server(signature, program, EVERY, at) == fault
+        assert match_server(signature, program, EVERY, at - 1) is None, "the trigger comes later"
+        assert match_server(signature, repaired, EVERY, LAST) is None
+        assert match_server(signature, program, KNOWN, LAST) is None, "of the library"
+    for other in ("server-alive:SIGSEGV", "server-answer/hybrid/checkpoint", ""):
+        assert match_server(other, program, EVERY, LAST) is None
 
 
 def test_every_entry_has_an_avoidance() -> None:
@@ -148,6 +180,8 @@ def test_a_good_entry(tmp_path: Path) -> None:
         (json.dumps({**GOOD, "builds": [1]}), "Expected `str`"),
         (json.dumps({**GOOD, "name": "other"}), "its name must be the file's"),
         (json.dumps({**GOOD, "avoidance": "no-such"}), "stale-rollback"),
+        (json.dumps({**GOOD, "subject": "server"}), "server-ubatch"),
+        (json.dumps({**GOOD, "subject": "client"}), "Invalid enum value 'client'"),
     ],
 )
 def test_a_bad_entry_is_named(tmp_path: Path, text: str, says: str) -> None:

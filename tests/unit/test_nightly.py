@@ -14,7 +14,7 @@ from fuzz import nightly
 from fuzz.drivers.avoid import DRIVER_AVOIDANCES
 from fuzz.known import KnownFault, load_all
 
-KNOWN = load_all()
+KNOWN = [k for k in load_all() if k.subject == "library"]
 OF_DRIVERS = [k for k in KNOWN if k.avoidance in DRIVER_AVOIDANCES]
 COUNTS = {"scenarios": 9, "per_second": 1.0, "unknown": 0, "unreproduced": 0, "memory_kb": {}}
 
@@ -29,7 +29,7 @@ class Fake(nightly.Run):
     def __init__(self, out: Path, minutes: float, found: dict[str, list[str | None]], known: list[KnownFault] = KNOWN):
         args = argparse.Namespace(minutes=minutes, seed=1, jobs=None, build=None)
         super().__init__(args, out, known, Console(file=io.StringIO()))
-        self.built = True
+        self.built = self.has_server = True
         self.found = found
         self.calls: dict[str, list[str]] = {}
 
@@ -42,6 +42,9 @@ class Fake(nightly.Run):
 
     def guided(self) -> bool:
         return self.built
+
+    def no_server(self) -> str:
+        return "" if self.has_server else "there is no llama-server"
 
     def replay(self) -> None:
         self.parts.append({"name": "replay", "exit": 0, "seconds": 0.0, "text": ""})
@@ -56,6 +59,7 @@ def run(out: Path, minutes: float = 60, **found: list[str | None]) -> Fake:
 EVERYTHING: dict[str, list[str | None]] = {
     "canary": [None],
     "canary_driver": [None],
+    "canary_server": [None],
     "never": [k.name for k in KNOWN if k not in OF_DRIVERS],
     "drivers_never": [k.name for k in OF_DRIVERS],
 }
@@ -65,7 +69,8 @@ def test_all_is_well(tmp_path: Path) -> None:
     r = run(tmp_path, **EVERYTHING)
     assert r.exit_code() == 0
     assert [p["name"] for p in r.parts] == [
-        "replay", "canary", "canary-driver", "avoid", "never", "drivers", "drivers-never", "coverage",
+        "replay", "canary", "canary-driver", "canary-server", "avoid", "never", "drivers", "drivers-never", "coverage",
+        "server", "server-drivers",
     ]  # fmt: skip
     assert not [c for c in r.cases if c["state"] != nightly.PASSED]
     planted = r.calls["canary-driver"]
@@ -83,7 +88,46 @@ def test_without_a_build_with_counters_the_rest_runs(tmp_path: Path) -> None:
     assert [(c["name"], c["state"]) for c in r.cases if c["state"] != nightly.PASSED] == [("coverage", nightly.SKIPPED)]
 
 
-@pytest.mark.parametrize("name", ["canary", "canary_driver"])
+def test_without_a_server_the_rest_runs_and_says_so(tmp_path: Path) -> None:
+    r = Fake(tmp_path, 60, {name.replace("_", "-"): f for name, f in EVERYTHING.items()})
+    r.has_server = False
+    r.all()
+    assert r.exit_code() == 0, "a canary that could not be run says nothing of the others"
+    parts = ("canary-server", "server", "server-drivers")
+    assert not r.calls.keys() & {*parts}
+    left_out = [(c["name"], c["state"], c["text"]) for c in r.cases if c["state"] != nightly.PASSED]
+    assert left_out == [(p, nightly.SKIPPED, "there is no llama-server") for p in parts]
+
+
+def test_a_part_is_started_as_people_would(tmp_path: Path) -> None:
+    r = run(tmp_path, **EVERYTHING)
+    for name in ("canary-server", "server", "server-drivers"):
+        at = r.calls[name].index("--subject")
+        assert r.calls[name][at + 1] == "server"
+    assert r.calls["server-drivers"].count("--driver") == 3
+    planted = r.calls["canary-server"]
+    assert planted[planted.index("--plant") + 1] == "server-stale"
+
+
+def test_what_is_stored_of_the_server_is_replayed_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "scenarios"
+    folder.mkdir()
+    for name in ("known-stale-rollback.json", "known-server-ubatch.json"):
+        (folder / name).write_bytes((nightly.SCENARIOS / name).read_bytes())
+    monkeypatch.setattr(nightly, "SCENARIOS", folder)
+    faults = [k for k in load_all() if k.name in ("stale-rollback", "server-ubatch")]
+    for there in (True, False):
+        r = Fake(tmp_path, 60, {}, faults)
+        r.has_server = there
+        nightly.Run.replay(r)
+        assert len(r.calls["replay"]) == 2 + there
+        skipped = [c["name"] for c in r.cases if c["state"] == nightly.SKIPPED]
+        assert skipped == ([] if there else ["known-server-ubatch.json"])
+
+
+@pytest.mark.parametrize("name", ["canary", "canary_driver", "canary_server"])
 @pytest.mark.parametrize("instead", [[], [OF_DRIVERS[0].name]])
 def test_a_canary_that_is_not_found_is_exit_2(tmp_path: Path, name: str, instead: list[str | None]) -> None:
     r = run(tmp_path, **{**EVERYTHING, name: instead})

@@ -45,7 +45,7 @@ def said(monkeypatch: pytest.MonkeyPatch, folder: Path, trace: Trace, program: S
     monkeypatch.setattr(replay, "judge_of", judge_of)
     monkeypatch.setattr(replay, "check_duties", lambda *_: None)
     (folder / "a.json").write_text(dumps(program))
-    return replay._one(folder / "a.json", SimpleNamespace(), 1)  # type: ignore[arg-type]
+    return replay._one(folder / "a.json", SimpleNamespace(library=lambda: None), 1)  # type: ignore[arg-type]
 
 
 def test_what_ran_and_is_sound_is_fixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Programs for llama-server: what is generated, what they must keep to, and how they are made smaller."""

@@ -1,0 +1,135 @@
+"""Triage for llama-server: from a violation to a finding: confirmed on fresh servers, reduced, given a signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fuzz.server.reduce import reduce
+from fuzz.triage import RERUNS, Symptom, find
+from oracles.server.judge import ServerJudge, ServerJudgement
+from oracles.server.variants import other_histories
+from oracles.verdict import Violation
+from subjects.server.scenario import DamageFile, EraseSlot, RestoreSlot, SaveSlot, ServerScenario
+from subjects.server.trace import Deed, Reply
+
+# oracles that need more runs than the one of the program
+VARIANTS = frozenset({"server-history", "server-drafting"})
+# what the server may have done for a reply, as signatures say it, the most telling first; those that go together
+# (a prompt comes out of the cache, and goes on from a checkpoint there) are all told
+_TOGETHER: tuple[tuple[Deed, str], ...] = (("loaded", "cache"), ("restored", "checkpoint"))
+_ALONE: tuple[tuple[Deed, str], ...] = (("replay", "replay"), ("reset", "reset"), ("kept", "kept"))
+
+
+@dataclass
+class ServerTriaged:
+    """A confirmed and reduced violation.
+
+    judgement: the run of the reduced program. reproduced: (n, m), n of m re-runs with fresh servers showed it. culprit:
+    the request that was answered wrongly. route: what the server did before that (see `route_of`). complete: the
+    reducer came to an end by itself.
+    """
+
+    judgement: ServerJudgement
+    violation: Violation
+    program: ServerScenario
+    original: ServerScenario
+    reproduced: tuple[int, int]
+    culprit: int
+    route: str
+    signature: str
+    complete: bool
+    tried: int
+
+
+def triage(
+    judge: ServerJudge,
+    judgement: ServerJudgement,
+    memory: str,
+    *,
+    fault: str = "",
+    seconds: float = 30.0,
+    stop: Callable[[], bool] = lambda: False,
+) -> ServerTriaged | tuple[int, int]:
+    """Confirm and reduce the first violation of a run; (n, m) alone when it does not reproduce with fresh servers."""
+
+    def run(program: ServerScenario) -> ServerJudgement:
+        return judge.judge(program, fresh=True, fault=fault, variants=symptom.oracle in VARIANTS)
+
+    original, symptom = judgement.program, Symptom.of(judgement.violations[0])
+    if symptom.oracle == "server-history":
+        original, symptom = plainer(judge, judgement, fault=fault) or (original, symptom)
+    shown = sum(find(run(original), symptom) is not None for _ in range(RERUNS))
+    if shown == 0:
+        return (0, RERUNS)
+    if shown < RERUNS:  # by the order of what is done at the same time: reduction would chase that
+        program, complete, tried = original, False, 0
+    else:
+        found = reduce(original, lambda p: find(run(p), symptom) is not None, seconds=seconds, stop=stop)
+        program, complete, tried = found.scenario, found.complete, found.tried
+    # how often the program that is reported shows it, not the one that it came from
+    finals = [run(program) for _ in range(RERUNS)]
+    hits = [(f, v) for f in finals if (v := find(f, symptom)) is not None]
+    if not hits:
+        return (0, RERUNS)
+    final, violation = hits[0]
+    route = route_of(final, violation)
+    return ServerTriaged(
+        final,
+        violation,
+        program,
+        original,
+        (len(hits), RERUNS),
+        max(violation.check.step, 0),
+        route,
+        sign(violation, program, memory, route),
+        complete,
+        tried,
+    )
+
+
+def plainer(judge: ServerJudge, judgement: ServerJudgement, *, fault: str) -> tuple[ServerScenario, Symptom] | None:
+    """Of two programs whose answers must agree the one whose answer a cold server contradicts: it shows
+    the fault alone. None where the two are needed to see it."""
+    check = judgement.violations[0].check
+    reply = judgement.trace.reply(check.step, check.seq)
+    other = other_histories(judgement.program, reply) if reply else None
+    for program in (judgement.program, other):
+        if program is None:
+            continue
+        found = judge.judge(program, fresh=True, fault=fault, variants=False).violations
+        if found and found[0].check.step == check.step:
+            return program, Symptom.of(found[0])
+    return None
+
+
+def route_of(judgement: ServerJudgement, violation: Violation) -> str:
+    """What the server did before the wrong reply: `file` (the slot was restored from one), `cache` (the prompt came out
+    of the prompt cache), `checkpoint`, `replay` (the state before a draft was restored), `reset`, `kept`; for a slot
+    action, which. Empty where it did nothing of these."""
+    program, check = judgement.program, violation.check
+    request = program.requests[check.step] if 0 <= check.step < len(program.requests) else None
+    if isinstance(request, SaveSlot | RestoreSlot | EraseSlot | DamageFile):
+        return str(request.__struct_config__.tag)
+    reply = judgement.trace.reply(check.step, max(check.seq, 0))
+    if reply is None:
+        return ""
+    done = {e.what for e in reply.events}
+    parts = ["file"] if _from_file(judgement, reply) else []
+    parts += [name for deed, name in _TOGETHER if deed in done]
+    return "+".join(parts) or next((name for deed, name in _ALONE if deed in done), "")
+
+
+def _from_file(judgement: ServerJudgement, reply: Reply) -> bool:
+    """Whether the last thing done to the reply's slot was to restore it."""
+    before = [r for r in judgement.trace.replies if r.request < reply.request and r.slot == reply.slot]
+    return bool(before) and isinstance(judgement.program.requests[before[-1].request], RestoreSlot)
+
+
+def sign(violation: Violation, program: ServerScenario, memory: str, route: str) -> str:
+    """Identity of a finding: oracle, memory kind, driver and route; for an end of the server what it said then."""
+    if violation.oracle == "server-alive":
+        key = violation.key
+        return key if key.startswith("server-alive") else f"server-alive:{key}"
+    kind = program.driver.kind if program.driver else ""
+    return "/".join(x for x in (violation.oracle, memory, kind, route) if x)

@@ -1,0 +1,47 @@
+"""The server lives: after every request, cancel, refused restore and malformed file."""
+
+from __future__ import annotations
+
+from oracles.crash import crash_text
+from oracles.server.account import ServerAccount
+from oracles.server.base import ServerOracle
+from oracles.verdict import Check, Verdict, Violation
+from subjects.trace import End
+
+RULE = "llama-server's README is silent; a request with valid arguments must be answered, and the next one too."
+
+
+class Alive(ServerOracle):
+    """The server ended or hung, or a request broke the connection."""
+
+    name = "server-alive"
+    title = "alive"
+    rank = 0
+
+    def judge(self, account: ServerAccount) -> Verdict:
+        """Judge the end of the run."""
+        trace, program = account.trace, account.program
+        end = trace.end
+        if end.how == "ok":
+            return Verdict(oracle=self.name, compared=1)
+        if end.how == "error" or (end.how == "start" and end.number == 1):  # 1: it refused flags or model, and said so
+            return Verdict(oracle=self.name, unknown=(f"not started: {end.text}",))
+        if end.how == "start":
+            bare = End("signal", end.number)
+        else:
+            bare = End(end.how, end.number)
+        text = crash_text(bare, trace.log)
+        step = max(end.request, 0)
+        name = str(program.requests[step].__struct_config__.tag) if end.request >= 0 else "the start"
+        how = "gave no answer" if end.how == "hang" else "ended the server"
+        check = Check(kind="alive", step=step, what=text)
+        found = Violation(
+            oracle=self.name,
+            key=f"server-alive:{text}",
+            rule=RULE,
+            because=f"Request {step} ({name}) must be answered; but it {how}: {text}",
+            check=check,
+            kind="crash",
+            suspects=(step,),
+        )
+        return Verdict(oracle=self.name, violations=(found,), compared=1)

@@ -1,0 +1,73 @@
+"""The answer is the cold server's: that of one without cache, checkpoints and drafting to the same request."""
+
+from __future__ import annotations
+
+from oracles.server.account import Held, ServerAccount
+from oracles.server.base import ServerOracle
+from oracles.server.words import did, difference, place
+from oracles.verdict import Check, Verdict, Violation
+
+RULE = (
+    "llama-server's README says of cache_prompt that only the suffix that differs is processed again, and that the "
+    "logits may differ by rounding; what is restored must therefore be what processing the whole prompt gives."
+)
+
+
+class Answer(ServerOracle):
+    """The tokens of an answer, and their probabilities within the band, are those of a cold server; a near tie is
+    one."""
+
+    name = "server-answer"
+    title = "answers"
+    rank = 4
+
+    def judge(self, account: ServerAccount) -> Verdict:
+        """Judge every answer that was held against the cold one."""
+        found = [violation(self.name, h) for h in account.held if h.wrong]
+        for reply, cold in account.unanswered:
+            because = (
+                f"{place(reply).capitalize()} must be answered, since a cold server answers it with "
+                f"{len(cold.tokens)} tokens; but the answer is status {reply.status}: {reply.error}"
+            )
+            check = Check(kind="reply", step=reply.request, seq=reply.part, what="status", expected=(reply.status, 200))
+            found.append(Violation(oracle=self.name, key="status", rule=RULE, because=because, check=check))
+        unknown = [*account.unjudged]
+        unknown += ["a difference between noise and error" for h in account.held if h.ambiguous]
+        return Verdict(
+            oracle=self.name,
+            violations=tuple(found),
+            compared=sum(h.compared > 0 and not h.ambiguous for h in account.held),
+            unknown=tuple(unknown),
+        )
+
+
+def violation(oracle: str, h: Held, rule: str = RULE, what: str = "", because: str = "") -> Violation:
+    """What is said of a wrong answer."""
+    own = "tokens" if h.parted else "logprob"
+    check = Check(
+        kind="reply",
+        step=h.reply.request,
+        seq=h.reply.part,
+        row=h.row,
+        band=h.band,
+        expected=(h.token, h.expected),
+        what=what or own,
+    )
+    argument = because or (
+        f"The answer to {place(h.reply)} must equal the cold server's, because both continue the same "
+        f"{h.reply.length} tokens; but {difference(h)}, after {did(h.reply)}."
+    )
+    rungs = (
+        f"{h.compared} tokens compared, {h.probable} of them with probabilities",
+        f"near tie: {'no, the cold server is decided' if h.parted else 'the tokens are the same'}",
+    )
+    return Violation(
+        oracle=oracle,
+        key=what or own,
+        rule=rule,
+        because=argument,
+        check=check,
+        error=max(h.error, h.gap),
+        band=h.band,
+        rungs=rungs,
+    )

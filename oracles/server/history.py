@@ -1,0 +1,37 @@
+"""The answer does not depend on what other conversations said before."""
+
+from __future__ import annotations
+
+from oracles.server.account import ServerAccount
+from oracles.server.answer import violation
+from oracles.server.base import ServerOracle
+from oracles.server.words import did, difference, place
+from oracles.verdict import Verdict
+
+RULE = "llama-server's README is silent; an answer must not depend on what the server was asked in other conversations."
+
+
+class History(ServerOracle):
+    """The same last request after different unrelated histories is answered alike."""
+
+    name = "server-history"
+    title = "independence from other conversations"
+    rank = 2
+
+    def judge(self, account: ServerAccount) -> Verdict:
+        """Judge the run beside one in which the other conversations said something else."""
+        others = [o for o in account.others if o.what == "history"]
+        found = [
+            violation(
+                self.name,
+                o.held,
+                RULE,
+                "history",
+                f"The answer to {place(o.reply)} must be the same whatever other conversations said before, because "
+                f"its own {o.reply.length} tokens are the same; but with other tokens in the others "
+                f"{difference(o.held)}, after {did(o.reply)}.",
+            )
+            for o in others
+            if o.held.wrong
+        ]
+        return Verdict(oracle=self.name, violations=tuple(found), compared=len(others))

@@ -1,0 +1,174 @@
+"""Which answers a known fault of llama-server may have spoilt, read off a run: whether a fault was at work is often
+known from what the server did only, not from the program. An answer that is spoilt is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from subjects.server.dress import MARKERS
+from subjects.server.scenario import DamageFile, EraseSlot, Restart, RestoreSlot, SaveSlot, ServerScenario
+from subjects.server.trace import Event, Reply, ServerTrace
+
+Spoilt = frozenset[int]
+"""numbers of requests"""
+_Tokens = tuple[int | str, ...]
+"""ids where the client knows them; of a chat, pieces of text and then the ids of the answer"""
+_PIECE = 5  # llama.cpp's tokenizer for tests (see `subjects.server.dress`)
+
+
+@dataclass
+class _Slot:
+    """What a slot, an entry of the prompt cache, or a file holds.
+
+    tokens: as far as the client knows them; too few are safe. checkpoints: their lengths, and whether each holds what
+    it says. bad: from which token on the content is not that of its tokens, None where it is.
+    """
+
+    tokens: _Tokens = ()
+    checkpoints: dict[int, bool] = field(default_factory=dict)
+    bad: int | None = None
+
+    def copy(self) -> _Slot:
+        return _Slot(self.tokens, dict(self.checkpoints), self.bad)
+
+
+def stale_checkpoint(program: ServerScenario, trace: ServerTrace) -> Spoilt:
+    """The answers that go on from a checkpoint of more tokens than the prompt had in common with the slot, or from one
+    that was left when that was so, and those behind them: server-context.cpp drops checkpoints with pos_max > pos_next,
+    and one of pos_next + 1 tokens has pos_max pos_next."""
+    return _Following(program).all(trace)
+
+
+class _Following:
+    def __init__(self, program: ServerScenario):
+        self.program = program
+        self.slots: dict[int, _Slot] = {}
+        self.cached: list[_Slot] = []
+        self.files: dict[int, _Slot] = {}
+
+    def all(self, trace: ServerTrace) -> Spoilt:
+        found: set[int] = set()
+        # of requests at the same time, as the server took them
+        for reply in sorted(trace.replies, key=lambda r: (r.request, r.task)):
+            request = self.program.requests[reply.request]
+            match request:
+                case Restart():
+                    self.slots, self.cached = {}, []
+                case SaveSlot(file=file) if reply.status == 200:
+                    self.files[file] = self._slot(reply.slot).copy()
+                case RestoreSlot(file=file) if reply.status == 200:
+                    kept = self.files.get(file, _Slot())
+                    self.slots[reply.slot] = _Slot(kept.tokens, {}, kept.bad)
+                case SaveSlot():
+                    pass
+                case RestoreSlot() | EraseSlot():
+                    self.slots.pop(reply.slot, None)
+                case DamageFile():
+                    pass
+                case _ if reply.task >= 0:
+                    if self._follow(reply):
+                        found.add(reply.request)
+                case _ if reply.status:
+                    self._lost()
+                case _:
+                    pass
+        return frozenset(found)
+
+    def _slot(self, number: int) -> _Slot:
+        return self.slots.setdefault(number, _Slot())
+
+    def _lost(self) -> None:
+        """Nobody knows which slot a request was for, and what was done there."""
+        for slot in (*self.slots.values(), *self.cached):
+            slot.tokens, slot.bad = (), 0
+
+    def _follow(self, reply: Reply) -> bool:
+        """Do to a slot what the events say; whether it is bad afterwards."""
+        prompt = self._prompt(reply)
+        kept = next((e.n for e in reply.events if e.what == "kept"), 0)
+        for e in reply.events:
+            if e.what == "loaded":
+                self._load(self._slot(reply.slot), prompt, kept)
+            else:
+                self._event(self._slot(reply.slot), e, prompt)
+        slot = self._slot(reply.slot)
+        slot.tokens = (*prompt, *reply.tokens)
+        return slot.bad is not None
+
+    def _event(self, slot: _Slot, e: Event, prompt: _Tokens) -> None:
+        common = _common(slot.tokens, prompt)
+        match e.what:
+            case "cached":
+                # whose prompt is told by its length alone
+                fit = [s for s in self.slots.values() if len(s.tokens) - e.n in (0, 1)]
+                self.cached += [s.copy() for s in fit or self.slots.values()]
+            case "cleared":  # any idle slot, too
+                self.slots[e.slot] = _Slot()
+            case "restored":
+                if e.of > common or not slot.checkpoints.get(e.of, True):
+                    slot.bad = min(common, e.n)
+                elif slot.bad is not None and e.of <= slot.bad:
+                    slot.bad = None
+            case "erased":
+                slot.checkpoints.pop(e.n, None)
+            case "kept":
+                if e.n == 0:
+                    slot.bad = None
+                slot.checkpoints = {n: good and n <= common for n, good in slot.checkpoints.items()}
+            case "checkpoint":
+                slot.checkpoints[e.n] = slot.bad is None
+            case _:
+                pass
+
+    def _load(self, slot: _Slot, prompt: _Tokens, kept: int) -> None:
+        """One of the cached prompts that begin like this one; which one is not said. kept: tokens of it that are gone
+        on from."""
+        # server-task.cpp takes none of which less than a quarter would be kept
+        fit = [
+            c for c in self.cached if (n := _common(c.tokens, prompt)) >= max(kept, 1) and 4 * n + 4 >= len(c.tokens)
+        ]
+        near = fit or [c for c in self.cached if not c.tokens or _common(c.tokens, prompt)] or self.cached
+        slot.tokens = max((c.tokens for c in near), key=lambda t: _common(t, prompt), default=())
+        slot.bad = min((c.bad for c in near if c.bad is not None), default=None)
+        slot.checkpoints = {}
+        for c in near:
+            for n, good in c.checkpoints.items():
+                slot.checkpoints[n] = good and slot.checkpoints.get(n, True)
+
+    def _prompt(self, reply: Reply) -> _Tokens:
+        """A prompt as its tokens, or what stands for each: two are equal only where the tokens are."""
+        if not reply.messages or self.program.model.recipe is None:
+            return reply.prompt
+        out: list[str] = []
+        for role, content in (*reply.messages, ("assistant", "")):
+            marker = f"<|{role}|>"
+            out.append(marker if marker in MARKERS else "")
+            out += [content[i : i + _PIECE] for i in range(0, len(content), _PIECE)]
+        return tuple(out)
+
+
+def _common(a: _Tokens, b: _Tokens) -> int:
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
+
+
+SPOILERS: dict[str, Callable[[ServerScenario, ServerTrace], Spoilt]] = {
+    "server-checkpoint": stale_checkpoint,
+}
+"""by the name of the known fault's avoidance"""
+
+
+def spoilt(names: Iterable[str], program: ServerScenario, trace: ServerTrace) -> dict[int, str]:
+    """The requests that these known faults may have spoilt, with the first one's name."""
+    found: dict[int, str] = {}
+    for name in names:
+        if name in SPOILERS:
+            for request in SPOILERS[name](program, trace):
+                found.setdefault(request, name)
+    return found

@@ -1,0 +1,52 @@
+"""What oracles say of a reply: which request it was, and what the server did for it."""
+
+from __future__ import annotations
+
+from oracles.server.account import Held
+from subjects.server.trace import Reply
+
+
+def place(reply: Reply) -> str:
+    """The request, as "request 3", or "request 3 (part 1)" where several were sent together."""
+    return f"request {reply.request}" + (f" (part {reply.part})" if reply.part else "")
+
+
+def did(reply: Reply) -> str:
+    """What the server had done before it answered, that matters: "a checkpoint restored at 36 tokens, ..."."""
+    seen: list[str] = []
+    for e in reply.events:
+        match e.what:
+            case "restored":
+                seen.append(f"a checkpoint restored at {e.n} tokens")
+            case "loaded":
+                seen.append("a prompt taken out of the prompt cache")
+            case "reset":
+                seen.append("all of it processed again for want of a checkpoint")
+            case "refused":
+                seen.append(f'"{e.text}"')
+            case "replay":
+                seen.append("a draft accepted in part and the state before it restored")
+            case _:
+                pass
+    if reply.cached:
+        seen.append(f"{reply.cached} of {reply.length} tokens kept")
+    return ", ".join(dict.fromkeys(seen)) or "all of the prompt processed"
+
+
+def route(reply: Reply) -> str:
+    """By which way the answer's state came: the most telling deed, in a word."""
+    deeds = {e.what for e in reply.events}
+    for what in ("loaded", "restored", "reset", "replay"):
+        if what in deeds:
+            return what
+    return "kept" if reply.cached else "cold"
+
+
+def difference(held: Held) -> str:
+    """How an answer differs from the cold one."""
+    if held.token != held.expected:
+        return (
+            f"token {held.row} is {held.token}, not {held.expected}, which the cold server prefers by {held.gap:.3g}"
+            f" (band {held.band:.2g})"
+        )
+    return f"the log-probabilities of token {held.row} are off by up to {held.error:.3g} (band {held.band:.2g})"

@@ -1,0 +1,21 @@
+"""What looks for leftovers of killed servers sees them."""
+
+from __future__ import annotations
+
+import socket
+
+from fuzz.measure import server_starts
+
+
+def test_a_port_that_is_listened_on() -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+        assert port not in server_starts.listening(), "bound only"
+        s.listen()
+        assert port in server_starts.listening()
+
+
+def test_every_way_comes_in_a_round() -> None:
+    assert set(server_starts.ROUND) == {"server", "starting", "process", "group", "ctrl-c", "campaign"}
+    assert set(server_starts.CAMPAIGNS) <= set(server_starts.ROUND)
