@@ -22,6 +22,7 @@ from fuzz.server.avoid import triggered as server_triggered
 from fuzz.state import Traits
 from subjects.scenario import Record, Scenario
 from subjects.server.scenario import ServerScenario
+from subjects.server.trace import ServerTrace
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "corpora" / "known"
@@ -82,9 +83,11 @@ def match(
     return _matching(signature, "library", faults, culprit, lambda name: triggered(name, scenario, traits))
 
 
-def match_server(signature: str, program: ServerScenario, faults: list[KnownFault], culprit: int) -> KnownFault | None:
-    """The same of a program for llama-server, whose request `culprit` is answered wrongly."""
-    return _matching(signature, "server", faults, culprit, lambda name: server_triggered(name, program))
+def match_server(
+    signature: str, program: ServerScenario, trace: ServerTrace, faults: list[KnownFault], culprit: int
+) -> KnownFault | None:
+    """The same of a program for llama-server and its run, whose request `culprit` is answered wrongly."""
+    return _matching(signature, "server", faults, culprit, lambda name: server_triggered(name, program, trace))
 
 
 def _matching(

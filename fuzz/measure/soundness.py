@@ -3,8 +3,8 @@
   ci/soundness
   ci/soundness --requests 500 --flags ram-cache --keep out/soundness
 
-For each set of flags a campaign (`redraft fuzz --subject server --avoid always`) checks so many requests, shared out
-over a dense, a sliding-window and a hybrid recipe. What it reports as new is shown: each must have a reproducer that a
+For each set of flags campaigns (`redraft fuzz --subject server --avoid always`) check so many requests, a third each on
+a dense, a sliding-window and a hybrid recipe. What it reports as new is shown: each must have a reproducer that a
 person wrote, and be a fault, or there must be none. What could not be judged is counted by its reason, and what the
 server did beside: a set of flags under which nothing is restored says nothing.
 
@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +66,9 @@ def main() -> int:
     try:
         name = find_server().name
         for flags in args.flags or FLAG_SETS:
-            sets.append(checked(args, flags, scratch / flags))
+            models = args.model or MODELS
+            share = math.ceil(args.requests / len(models))
+            sets.append(summary(flags, {m: checked(args, flags, m, share, scratch) for m in models}))
             console.print(line(sets[-1]))
     except (Stop, BadBuild) as e:
         print(f"ci/soundness: {e}", file=sys.stderr)
@@ -89,13 +94,13 @@ def main() -> int:
     return 1 if result["new"] else 0
 
 
-def checked(args: argparse.Namespace, flags: str, out: Path) -> dict[str, Any]:
-    """One campaign. Raises Stop."""
-    command = [REDRAFT, "fuzz", "--subject", "server", "--flags", flags, "--requests", str(args.requests)]
-    command += ["--minutes", _NO_END, "--avoid", "always", "--seed", str(args.seed), "--out", str(out), "--json"]
+def checked(args: argparse.Namespace, flags: str, model: str, requests: int, out: Path) -> dict[str, Any]:
+    """The document of one campaign. Raises Stop."""
+    folder = out / flags / Path(model).stem
+    command = [REDRAFT, "fuzz", "--subject", "server", "--flags", flags, "--model", model, "--json"]
+    command += ["--requests", str(requests), "--minutes", _NO_END, "--avoid", "always", "--seed", str(args.seed)]
+    command += ["--out", str(folder)]
     command += ["--jobs", str(args.jobs)] if args.jobs else []
-    for model in args.model or MODELS:
-        command += ["--model", model]
     # in a session of its own: Ctrl-C is ours to hand on
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -108,25 +113,36 @@ def checked(args: argparse.Namespace, flags: str, out: Path) -> dict[str, Any]:
         raise
     if not text:
         last = said.strip().splitlines()[-1:]
-        raise Stop(f"the campaign with {flags} ended with {process.returncode}: {' '.join(last)}")
-    return summary(flags, json.loads(text))
+        raise Stop(f"the campaign with {flags} on {model} ended with {process.returncode}: {' '.join(last)}")
+    document = json.loads(text)
+    assert isinstance(document, dict)
+    return document
 
 
-def summary(flags: str, document: dict[str, Any]) -> dict[str, Any]:
-    """What counts of a campaign's document."""
-    findings = [{k: f[k] for k in ("signature", "title", "known", "path")} for f in document["findings"]]
+def summary(flags: str, campaigns: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What counts of the campaigns with a set of flags, by model."""
+    all_ = campaigns.values()
+    findings = [{k: f[k] for k in ("signature", "title", "known", "path")} for d in all_ for f in d["findings"]]
     return {
         "flags": flags,
-        "requests": document["requests"],
-        "programs": document["scenarios"],
-        "seconds": document["seconds"],
-        "unknown": document["reasons"],
+        "requests": sum(d["requests"] for d in all_),
+        "shares": {model: d["requests"] for model, d in campaigns.items()},
+        "programs": sum(d["scenarios"] for d in all_),
+        "seconds": round(sum(d["seconds"] for d in all_), 1),
+        "unknown": _added(d["reasons"] for d in all_),
         "new": [f for f in findings if f["known"] is None],
         "known": [f for f in findings if f["known"] is not None],
-        "unreproduced": document["unreproduced"],
-        "asked": document["coverage"],
-        "deeds": document["deeds"],
+        "unreproduced": sum(d["unreproduced"] for d in all_),
+        "asked": _added(d["coverage"] for d in all_),
+        "deeds": _added(d["deeds"] for d in all_),
     }
+
+
+def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for c in counts:
+        total.update(c)
+    return dict(total.most_common())
 
 
 def line(s: dict[str, Any]) -> str:
@@ -138,15 +154,16 @@ def line(s: dict[str, Any]) -> str:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """The table: a row for each set of flags, a column for each deed of the server."""
-    deeds = sorted({d for s in result["sets"] for d in s["deeds"]})
+    """The table: a row for each set of flags."""
     table = Table(title=f"{result['server']}, on {', '.join(result['models'])}", title_justify="left")
-    table.add_column("flags")
-    for name in ("checked", "unknown", "new", *deeds):
-        table.add_column(name, justify="right")
+    table.add_column("flags", no_wrap=True)
+    for name in ("checked", "unknown", "new"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("what the server did")
     for s in result["sets"]:
-        counts = (s["requests"], sum(s["unknown"].values()), len(s["new"]), *(s["deeds"].get(d, 0) for d in deeds))
-        table.add_row(s["flags"], *map(str, counts))
+        deeds = ", ".join(f"{n} {name}" for name, n in s["deeds"].items())
+        counts = (s["requests"], sum(s["unknown"].values()), len(s["new"]))
+        table.add_row(s["flags"], *map(str, counts), deeds)
     console.print(table)
     for reason in sorted({r for s in result["sets"] for r in s["unknown"]}):
         n = sum(s["unknown"].get(reason, 0) for s in result["sets"])

@@ -193,9 +193,10 @@ def _drops_cells(edits: list[BlobEdit]) -> bool:
 
 
 def _draft_file(program: ServerScenario) -> int | None:
-    """The first request after a restore, where the draft has a context of its own: a slot file has nothing of it."""
+    """The first request after a restore, where the draft has a context with positions of its own: a slot file has
+    nothing of it. (draft-mtp takes any; what it drafts then is server-draft-row.)"""
     driver = program.driver
-    if driver is None or driver.kind not in ("draft-mtp", "draft-eagle3", "draft-simple"):
+    if driver is None or driver.kind not in ("draft-eagle3", "draft-simple"):
         return None
     restored = False
     for i, request in enumerate(program.requests):
@@ -205,8 +206,43 @@ def _draft_file(program: ServerScenario) -> int | None:
     return None
 
 
+def _eagle3_cache(program: ServerScenario) -> int | None:
+    """draft-eagle3 keeps its memory a token short of the target's, and the row that makes up for it is not in the
+    prompt cache: the first request that may come out of that."""
+    driver = program.driver
+    if driver is None or driver.kind != "draft-eagle3" or not program.flags.cache_ram:
+        return None
+    before = 0
+    for i, request in enumerate(program.requests):
+        if before > 1 and _asks(request):
+            return i
+        before = 0 if isinstance(request, Restart) else before + len(_asks(request))
+    return None
+
+
+def _without_cache(program: ServerScenario) -> ServerScenario:
+    return replace(program, flags=replace(program.flags, cache_ram=0, idle_slots=False))
+
+
 def _without_restore(program: ServerScenario) -> ServerScenario:
     return replace(program, requests=tuple(r for r in program.requests if not isinstance(r, RestoreSlot)))
+
+
+def _full_window(program: ServerScenario) -> int | None:
+    """What is saved of a sliding window is the window, also where --swa-full keeps more: the first request that may go
+    back behind it."""
+    if not program.flags.swa_full:
+        return None
+    lacks = False
+    for i, request in enumerate(program.requests):
+        if lacks and _asks(request):
+            return i
+        lacks = lacks or isinstance(request, RestoreSlot) or bool(program.flags.cache_ram)
+    return None
+
+
+def _window(program: ServerScenario) -> ServerScenario:
+    return replace(program, flags=replace(program.flags, swa_full=False))
 
 
 # --- what is seen in a run only ---------------------------------------------------------------------------------------
@@ -260,8 +296,32 @@ SERVER_AVOIDANCES: dict[str, ServerAvoidance] = {
             _without_restore,
         ),
         ServerAvoidance(
+            "server-eagle3-cache",
+            "draft-eagle3 with a prompt cache: the row that its memory lacks is not cached",
+            _eagle3_cache,
+            _without_cache,
+        ),
+        ServerAvoidance(
+            "server-swa-full",
+            "--swa-full with a slot file or a prompt cache: what is saved is the window alone",
+            _full_window,
+            _window,
+        ),
+        ServerAvoidance(
+            "server-draft-row",
+            "draft-mtp or draft-eagle3 drafts from the hidden row of what the slot held before (seen in the run)",
+            _never,
+            _same,
+        ),
+        ServerAvoidance(
             "server-checkpoint",
             "a context checkpoint of more tokens than the prompt has in common with the slot (seen in the run)",
+            _never,
+            _same,
+        ),
+        ServerAvoidance(
+            "server-worn-checkpoint",
+            "a context checkpoint made where another one was restored: it lacks a position (seen in the run)",
             _never,
             _same,
         ),

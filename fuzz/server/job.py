@@ -108,7 +108,10 @@ class ServerJob(Loop[ServerScenario]):
         def judging() -> None:
             p = self.progress
             judgement = self._judge(model).judge(
-                program, fault=self.config.fault, variants=True if left_over or self.config.variants else None
+                program,
+                fault=self.config.fault,
+                variants=True if left_over or self.config.variants else None,
+                avoid=p.avoiding,
             )
             p.unjudged += not judgement.judged
             p.requests += judgement.checked
@@ -147,12 +150,12 @@ class ServerJob(Loop[ServerScenario]):
             program,
             symptom,
             str(Symptom.of(first).key),
-            lambda name: triggered(name, program) is not None,
+            lambda name: triggered(name, program, judgement.trace) is not None,
             triaged,
         )
 
     def _found(self, t: ServerTriaged, model: Model, symptom: str) -> None:
-        known = match_server(t.signature, t.program, self.known, t.culprit)
+        known = match_server(t.signature, t.program, t.judgement.trace, self.known, t.culprit)
         self._met(known, symptom)
         finding = make(t, known, self.config, model.traits.memory)
         if (self.folder / finding.slug).exists():

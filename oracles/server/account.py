@@ -45,6 +45,11 @@ class Held:
         return not self.wrong and self.error > self.band
 
     @property
+    def ends_elsewhere(self) -> bool:
+        """As far as both go the tokens are the same, but one goes on: how sure its server was of that is not told."""
+        return self.token == self.expected and len(self.reply.tokens) != len(self.cold.tokens)
+
+    @property
     def near_tie(self) -> bool:
         """Another token, about which the cold server itself is undecided."""
         return self.token != self.expected and not self.parted

@@ -143,6 +143,8 @@ class ServerJudge:
             result.cold[reply.request, reply.part] = cold
             if reply.status == 200 and cold.status == 200:
                 account.held.append(hold(reply, cold, band))
+                if reply.answered and account.held[-1].ends_elsewhere:
+                    account.unjudged.append("an answer ends elsewhere than the cold server's")
             elif cold.status == 200:
                 if program.flags.kv_unified and program.flags.parallel > 1:
                     account.unjudged.append("slots share a cache that may be full")

@@ -15,8 +15,9 @@ RULE = (
 
 
 class SlotFiles(ServerOracle):
-    """Save, restore and erase are answered with what they did. The server takes every number of a slot: it counts
-    round."""
+    """Save, restore and erase are answered with what they did."""
+
+    # Every number of a slot is one that there is: the server counts round.
 
     name = "server-slot"
     title = "slot files"

@@ -23,12 +23,14 @@ class _Slot:
     """What a slot, an entry of the prompt cache, or a file holds.
 
     tokens: as far as the client knows them; too few are safe. checkpoints: their lengths, and whether each holds what
-    it says. bad: from which token on the content is not that of its tokens, None where it is.
+    it says. bad: from which token on the content is not that of its tokens, None where it is. put: behind how many
+    tokens a checkpoint of more was restored for the prompt at hand, -1 where none was.
     """
 
     tokens: _Tokens = ()
     checkpoints: dict[int, bool] = field(default_factory=dict)
     bad: int | None = None
+    put: int = -1
 
     def copy(self) -> _Slot:
         return _Slot(self.tokens, dict(self.checkpoints), self.bad)
@@ -38,12 +40,21 @@ def stale_checkpoint(program: ServerScenario, trace: ServerTrace) -> Spoilt:
     """The answers that go on from a checkpoint of more tokens than the prompt had in common with the slot, or from one
     that was left when that was so, and those behind them: server-context.cpp drops checkpoints with pos_max > pos_next,
     and one of pos_next + 1 tokens has pos_max pos_next."""
-    return _Following(program).all(trace)
+    return _Following(program, stale=True).all(trace)
+
+
+def worn_checkpoint(program: ServerScenario, trace: ServerTrace) -> Spoilt:
+    """The answers that go on from a checkpoint that was made where another one was restored, and those behind them: of
+    a sliding window it lacks a position. server-context.cpp holds what a checkpoint has against where the prompt goes
+    on, not against where the checkpoint will put it."""
+    return _Following(program, stale=False).all(trace)
 
 
 class _Following:
-    def __init__(self, program: ServerScenario):
-        self.program = program
+    """Follows which checkpoints do not hold what they say. stale: those of too many tokens; else the worn ones."""
+
+    def __init__(self, program: ServerScenario, *, stale: bool):
+        self.program, self.stale = program, stale
         self.slots: dict[int, _Slot] = {}
         self.cached: list[_Slot] = []
         self.files: dict[int, _Slot] = {}
@@ -88,6 +99,7 @@ class _Following:
         """Do to a slot what the events say; whether it is bad afterwards."""
         prompt = self._prompt(reply)
         kept = next((e.n for e in reply.events if e.what == "kept"), 0)
+        self._slot(reply.slot).put = -1
         for e in reply.events:
             if e.what == "loaded":
                 self._load(self._slot(reply.slot), prompt, kept)
@@ -107,7 +119,8 @@ class _Following:
             case "cleared":  # any idle slot, too
                 self.slots[e.slot] = _Slot()
             case "restored":
-                if e.of > common or not slot.checkpoints.get(e.of, True):
+                slot.put = e.n if e.n < e.of else -1
+                if (self.stale and e.of > common) or not slot.checkpoints.get(e.of, True):
                     slot.bad = min(common, e.n)
                 elif slot.bad is not None and e.of <= slot.bad:
                     slot.bad = None
@@ -116,9 +129,11 @@ class _Following:
             case "kept":
                 if e.n == 0:
                     slot.bad = None
-                slot.checkpoints = {n: good and n <= common for n, good in slot.checkpoints.items()}
+                if self.stale:
+                    slot.checkpoints = {n: good and n <= common for n, good in slot.checkpoints.items()}
             case "checkpoint":
-                slot.checkpoints[e.n] = slot.bad is None
+                worn = not self.stale and e.n == slot.put
+                slot.checkpoints[e.n] = slot.bad is None and not worn
             case _:
                 pass
 
@@ -158,14 +173,57 @@ def _common(a: _Tokens, b: _Tokens) -> int:
     return n
 
 
+def foreign_row(program: ServerScenario, trace: ServerTrace) -> Spoilt:
+    """The answers that draft-mtp or draft-eagle3 begins to draft with the hidden row of something else: it carries the
+    last row of a slot to its next prompt, and is told neither of tokens that are cut nor of a state that is restored.
+    What it notes then stays in the draft's memory. The answers are right; drafts are lost."""
+    if program.driver is None or program.driver.kind not in ("draft-mtp", "draft-eagle3"):
+        return frozenset()
+    ends: dict[int, int] = {}
+    """behind how many tokens a slot's row is, -1 where it or what is in the draft's memory is not its own"""
+    lost = False
+    found: set[int] = set()
+    for reply in sorted(trace.replies, key=lambda r: (r.request, r.task)):
+        match program.requests[reply.request]:
+            case Restart():
+                ends, lost = {}, False
+            case SaveSlot() | DamageFile():
+                pass
+            case RestoreSlot() | EraseSlot():
+                ends[reply.slot] = -1
+            case _ if reply.task >= 0:
+                kept = next((e.n for e in reply.events if e.what == "kept"), 0)
+                loaded = any(e.what == "loaded" for e in reply.events)
+                good = not lost and not loaded and kept == ends.get(reply.slot, 0)
+                if not good:
+                    found.add(reply.request)
+                ends[reply.slot] = reply.length + len(reply.tokens) - 1 if good and reply.answered else -1
+            case _:
+                lost = True
+    return frozenset(found)
+
+
 SPOILERS: dict[str, Callable[[ServerScenario, ServerTrace], Spoilt]] = {
     "server-checkpoint": stale_checkpoint,
+    "server-worn-checkpoint": worn_checkpoint,
+    "server-draft-row": foreign_row,
 }
 """by the name of the known fault's avoidance"""
+_DRAFTS = frozenset({"server-draft-row"})
+"""those that spoil what is drafted only"""
 
 
 def spoilt(names: Iterable[str], program: ServerScenario, trace: ServerTrace) -> dict[int, str]:
-    """The requests that these known faults may have spoilt, with the first one's name."""
+    """The requests whose answers these known faults may have spoilt, with the first one's name."""
+    return _spoilt((n for n in names if n not in _DRAFTS), program, trace)
+
+
+def misdrafted(names: Iterable[str], program: ServerScenario, trace: ServerTrace) -> dict[int, str]:
+    """The requests whose drafts alone these known faults may have spoilt, with the first one's name."""
+    return _spoilt((n for n in names if n in _DRAFTS), program, trace)
+
+
+def _spoilt(names: Iterable[str], program: ServerScenario, trace: ServerTrace) -> dict[int, str]:
     found: dict[int, str] = {}
     for name in names:
         if name in SPOILERS:

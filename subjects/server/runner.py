@@ -101,7 +101,9 @@ def attribute(trace: ServerTrace) -> None:
         if not reply.prompt and not reply.messages:
             continue
         for told in tasks:
-            same = told.prompt < 0 or told.prompt == reply.length
+            # a chat whose client went away says no length
+            length = reply.length or len(reply.prompt)
+            same = told.prompt < 0 or told.prompt == length or (not length and reply.status == 200)
             if same and reply.slot in (-1, told.slot):
                 reply.task, reply.events = told.task, tuple(told.events)
                 reply.slot = told.slot
@@ -216,8 +218,8 @@ class _Run:
         if self.plant:
             body = self.plant.request(body, asked, self.n_vocab)
         reply = complete(client, body, asked, ask.cancel)
-        if self.program.driver and reply.cancelled and reply.messages:
-            # parts of a streamed chat do not say which token was drafted, only which was not: the first one
+        if reply.cancelled and reply.messages:
+            # a streamed chat leaves tokens out that have no text, or were drafted; not the first one
             reply.tokens, reply.tops = reply.tokens[:1], reply.tops[:1]
         return reply
 

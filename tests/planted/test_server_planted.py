@@ -85,7 +85,10 @@ def test_a_fault_is_reported_by_the_oracle_meant_for_it(fault: str, judges: Judg
     assert found.violations[0].oracle == MEANT[fault][0]
     # and again, by servers of its own
     again = judge.judge(found.program, fault=fault, fresh=True)
-    assert (again.violations[0].oracle, again.violations[0].key) == (found.violations[0].oracle, found.violations[0].key)
+    assert (again.violations[0].oracle, again.violations[0].key) == (
+        found.violations[0].oracle,
+        found.violations[0].key,
+    )
 
 
 @pytest.mark.parametrize("fault", MEANT)

@@ -38,12 +38,17 @@ TABLE = (
     Row("checkpoint_leak", ("qwen35",), "server-checkpoint"),
     Row("checkpoint_leak", ("mamba2",), "server-checkpoint"),
     Row("checkpoint_leak", ("lfm2",), "server-checkpoint"),
+    Row("worn_checkpoint", ("gemma3",), "server-worn-checkpoint"),
     Row("busy_slot", ("llama",), "server-busy-slot"),
     Row("busy_slot", ("mamba2",), "server-busy-slot"),
     Row("busy_prompt", ("llama",), "server-busy-slot"),
     Row("moved_rollback", ("qwen35",), "server-rollback"),
     Row("file_cut", ("llama",), "server-file-cut", "GGML_ASSERT(nread <= state_size) failed"),
     Row("file_cells", ("mamba2",), "server-file-cells", "pos_min == -1, but n_past > 0"),
+    Row("swa_full", ("gemma3",), "server-swa-full"),
+    Row("draft_row", ("qwen35",), "server-draft-row"),
+    Row("eagle3_cache", ("llama", "eagle3-llama"), "server-eagle3-cache", "failed to process speculative batch"),
+    Row("eagle3_cache", ("qwen35", "eagle3-qwen35"), "server-eagle3-cache", "failed to process speculative batch"),
     Row("draft_file", ("llama", "llama-draft"), "server-draft-file", "failed to process speculative batch"),
 )
 ROWS = pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.script}-{row.models[0]}")

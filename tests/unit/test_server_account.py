@@ -100,6 +100,14 @@ def test_a_probability_that_is_no_number_is_as_far_off_as_can_be() -> None:
     assert verdict(hold(minus, minus, BAND)) == "equal"
 
 
+def test_an_answer_that_ends_elsewhere_is_told() -> None:
+    assert not answer((5, 7, 9), TOPS).ends_elsewhere
+    assert answer((5, 7), TOPS[:2]).ends_elsewhere
+    assert answer((5, 7, 9, 1), TOPS).ends_elsewhere
+    # where they part the rest is of another text
+    assert not answer((5, 8), TOPS[:2]).ends_elsewhere
+
+
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_a_cancelled_answer_is_compared_as_far_as_it_came(n: int) -> None:
     h = answer((5, 7, 9)[:n], TOPS[:n], cancelled=True)

@@ -71,9 +71,7 @@ def test_there_is_no_band_without_an_honest_answer() -> None:
 
 
 def test_quantised_caches_have_wider_bands() -> None:
-    small, half, eighth = (
-        band(Runs(), Flags(flash_attn=True, type_k="f32", type_v=v)) for v in ("f32", "f16", "q8_0")
-    )
+    small, half, eighth = (band(Runs(), Flags(flash_attn=True, type_k="f32", type_v=v)) for v in ("f32", "f16", "q8_0"))
     assert small is not None
     assert half is not None
     assert eighth is not None

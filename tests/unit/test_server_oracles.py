@@ -128,7 +128,11 @@ SAVE, RESTORE, DAMAGE = SaveSlot(slot=0, file=0), RestoreSlot(slot=1, file=0), D
         ((EraseSlot(slot=1),), (done(0),), ""),
         ((EraseSlot(slot=1),), (refused(0),), "slot-erase"),
         # slots are counted round
-        ((SaveSlot(slot=2, file=0), RestoreSlot(slot=3, file=0), EraseSlot(slot=9)), (done(0, 9), done(1, 9), done(2)), ""),
+        (
+            (SaveSlot(slot=2, file=0), RestoreSlot(slot=3, file=0), EraseSlot(slot=9)),
+            (done(0, 9), done(1, 9), done(2)),
+            "",
+        ),
         # a file stays over a restart
         ((SAVE, Restart(), RESTORE), (done(0, 9), done(1), done(2, 9)), ""),
         ((SAVE, Restart(), RESTORE), (done(0, 9), done(1), refused(2)), "slot-restore"),
@@ -145,7 +149,9 @@ def test_what_was_saved_is_restored_and_nothing_else(
     assert [v.key for v in verdict.violations] == keys.split()
     assert verdict.compared == sum(not isinstance(r, Restart) for r in requests)
     for v in verdict.violations:
-        assert re.match(rf"Request {v.check.step} must be .*; but the answer is status (200, \d tokens|400: no)", v.because)
+        assert re.match(
+            rf"Request {v.check.step} must be .*; but the answer is status (200, \d tokens|400: no)", v.because
+        )
 
 
 @pytest.mark.parametrize("last", [done(2, 9), done(2, 3), refused(2)])
@@ -217,7 +223,8 @@ def test_other_probabilities_are_wrong_by_themselves() -> None:
     a = account()
     a.held = [hold(off, COLD, BAND)]
     (v,) = Answer().judge(a).violations
-    assert (v.key, v.error) == ("logprob", pytest.approx(0.8))
+    assert v.key == "logprob"
+    assert v.error == pytest.approx(0.8)
     assert "the log-probabilities of token 1 are off by up to 0.8" in v.because
 
 

@@ -163,6 +163,15 @@ def test_replies_get_the_task_of_their_length_and_slot() -> None:
     ]
 
 
+def test_a_chat_that_was_cancelled_gets_the_next_task() -> None:
+    chat = Reply(request=1, status=200, messages=(("user", "red"),), cancelled=True)
+    refused = Reply(request=2, status=400, messages=(("user", "red"),))
+    trace = ServerTrace(replies=[completion(0, 9), chat, refused, completion(3, 7)])
+    trace.log = task(0, 0, 9, 0) + task(0, 4, 12, 2) + task(0, 9, 7, 3)
+    attribute(trace)
+    assert [r.task for r in trace.replies] == [0, 4, -1, 9]
+
+
 def test_a_log_in_other_words_leaves_replies_as_they_are() -> None:
     trace = ServerTrace(replies=[completion(0, 9)], log="another version\n")
     attribute(trace)
