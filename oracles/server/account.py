@@ -106,6 +106,8 @@ class ServerAccount:
     tainted: frozenset[int] = frozenset()
     spoilt: dict[int, str] = field(default_factory=dict)
     """requests that a known fault may have spoilt, with its name"""
+    misdrafted: dict[int, str] = field(default_factory=dict)
+    """the same of those whose drafts alone it may have spoilt"""
 
     def ask(self, reply: Reply) -> Turn | Chat:
         """The request that a completion answers."""

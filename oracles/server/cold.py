@@ -32,24 +32,35 @@ class Cold:
         self._servers: OrderedDict[tuple[Flags, DriverParams | None], _Pooled] = OrderedDict()
         self._known: OrderedDict[Key, Reply] = OrderedDict()
 
-    def reply(self, reply: Reply, flags: Flags, driver: DriverParams | None = None) -> Reply:
-        """The answer of a server with these flags to the prompt of a reply."""
+    def reply(self, reply: Reply, flags: Flags, driver: DriverParams | None = None, *, alone: bool = False) -> Reply:
+        """The answer of a server with these flags to the prompt of a reply. alone: of a server that has answered
+        nothing before, since a driver may carry something from prompt to prompt that costs drafts."""
         key = (flags, driver, reply.prompt, reply.messages, reply.predict)
-        found = self._known.get(key)
+        found = None if alone else self._known.get(key)
         if found is None:
-            found = self._server(flags, driver).ask(
-                Reply(
-                    request=reply.request,
-                    part=reply.part,
-                    prompt=reply.prompt,
-                    messages=reply.messages,
-                    predict=reply.predict,
-                )
+            asked = Reply(
+                request=reply.request,
+                part=reply.part,
+                prompt=reply.prompt,
+                messages=reply.messages,
+                predict=reply.predict,
             )
+            found = self._alone(flags, driver, asked) if alone else self._server(flags, driver).ask(asked)
             self._known[key] = found
             if len(self._known) > KNOWN:
                 self._known.popitem(last=False)
         return found
+
+    def _alone(self, flags: Flags, driver: DriverParams | None, asked: Reply) -> Reply:
+        server = self._started(flags, driver)
+        try:
+            return server.ask(asked)
+        finally:
+            server.close()
+
+    def _started(self, flags: Flags, driver: DriverParams | None) -> _Pooled:
+        draft = self._draft if driver is not None else None
+        return _Pooled(lambda _: argv(self._binary, self._model, flags, driver, draft, None))
 
     def _server(self, flags: Flags, driver: DriverParams | None) -> _Pooled:
         key = (flags, driver)
@@ -58,8 +69,7 @@ class Cold:
             pooled.close()
             pooled = None
         if pooled is None:
-            draft = self._draft if driver is not None else None
-            pooled = _Pooled(lambda _: argv(self._binary, self._model, flags, driver, draft, None))
+            pooled = self._started(flags, driver)
         self._servers[key] = pooled
         if len(self._servers) > POOL:
             self._servers.popitem(last=False)[1].close()

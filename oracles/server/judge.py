@@ -12,7 +12,7 @@ from oracles.server.account import Clean, Held, Other, ServerAccount, hold
 from oracles.server.band import ServerBands, cold_flags
 from oracles.server.cold import Cold
 from oracles.server.registry import ORACLES
-from oracles.server.spoilt import spoilt
+from oracles.server.spoilt import misdrafted, spoilt
 from oracles.verdict import Verdict, Violation
 from subjects.scenario import ModelRef
 from subjects.server.build import ServerBuild
@@ -107,7 +107,14 @@ class ServerJudge:
             self._cold.forget()
         trace = run(program, self._build.path, self._path, self._draft, fault=fault)
         self.max_rss_kb = max(self.max_rss_kb, trace.max_rss_kb)
-        account = ServerAccount(program, trace, self._memory, spoilt=spoilt(avoid, program, trace))
+        avoid = tuple(avoid)
+        account = ServerAccount(
+            program,
+            trace,
+            self._memory,
+            spoilt=spoilt(avoid, program, trace),
+            misdrafted=misdrafted(avoid, program, trace),
+        )
         result = ServerJudgement(program, account)
         try:
             self._hold(account, result)
@@ -146,7 +153,8 @@ class ServerJudge:
                 if reply.answered and account.held[-1].ends_elsewhere:
                     account.unjudged.append("an answer ends elsewhere than the cold server's")
             elif cold.status == 200:
-                if program.flags.kv_unified and program.flags.parallel > 1:
+                full = "context size" in reply.error.lower()
+                if full and program.flags.kv_unified and program.flags.parallel > 1:
                     account.unjudged.append("slots share a cache that may be full")
                 else:
                     account.unanswered.append((reply, cold))
@@ -196,7 +204,11 @@ class ServerJudge:
         for h in account.held:
             if not (h.reply.answered and h.reply.cached and h.reply.drafted) or h.token != h.expected or h.wrong:
                 continue
+            if h.reply.request in account.misdrafted:
+                continue
             clean = self._cold.reply(h.reply, clean_flags, program.driver)
+            if clean.accepted > h.reply.accepted:
+                clean = self._cold.reply(h.reply, clean_flags, program.driver, alone=True)
             if clean.status != 200 or clean.tokens != h.reply.tokens:
                 continue
             found = Clean(h.reply, clean)
@@ -215,7 +227,7 @@ class ServerJudge:
             mine = trace.reply(reply.request, reply.part)
             if mine is None or not mine.answered:
                 continue
-            clean = self._cold.reply(mine, flags, program.driver)
+            clean = self._cold.reply(mine, flags, program.driver, alone=True)
             if clean.status == 200 and clean.tokens == mine.tokens:
                 out.append((mine.accepted, clean.accepted))
         return tuple(out)
