@@ -17,8 +17,7 @@ from fuzz.avoid import AVOIDANCES, triggered
 from fuzz.drivers.avoid import DRIVER_AVOIDANCES
 from fuzz.programs import AnyProgram, Subject
 from fuzz.programs import loads as load_program
-from fuzz.server.avoid import SERVER_AVOIDANCES
-from fuzz.server.avoid import triggered as server_triggered
+from fuzz.server.avoid import SERVER_AVOIDANCES, to_blame
 from fuzz.state import Traits
 from subjects.scenario import Record, Scenario
 from subjects.server.scenario import ServerScenario
@@ -79,29 +78,26 @@ def signed(fault: KnownFault, signature: str) -> bool:
 def match(
     signature: str, scenario: Scenario, traits: Traits, faults: list[KnownFault], culprit: int
 ) -> KnownFault | None:
-    """The known fault that a reduced finding is, None when it is new."""
-    return _matching(signature, "library", faults, culprit, lambda name: triggered(name, scenario, traits))
+    """The known fault that a reduced finding is, None when it is new. Its trigger must be the step to blame, or lie
+    before it: what comes later cannot have caused the violation."""
+
+    def blamed(name: str) -> bool:
+        at = triggered(name, scenario, traits)
+        return at is not None and at <= culprit
+
+    return _matching(signature, "library", faults, blamed)
 
 
 def match_server(
     signature: str, program: ServerScenario, trace: ServerTrace, faults: list[KnownFault], culprit: int
 ) -> KnownFault | None:
     """The same of a program for llama-server and its run, whose request `culprit` is answered wrongly."""
-    return _matching(signature, "server", faults, culprit, lambda name: server_triggered(name, program, trace))
+    return _matching(signature, "server", faults, lambda name: to_blame(name, program, trace, culprit))
 
 
 def _matching(
-    signature: str,
-    subject: Subject,
-    faults: list[KnownFault],
-    culprit: int,
-    trigger: Callable[[str], int | None],
+    signature: str, subject: Subject, faults: list[KnownFault], blamed: Callable[[str], bool]
 ) -> KnownFault | None:
-    """A fault's trigger must be the step to blame, or lie before it: what comes later cannot have caused the
-    violation."""
-    for fault in faults:
-        if fault.subject == subject and signed(fault, signature):
-            at = trigger(fault.avoidance)
-            if at is not None and at <= culprit:
-                return fault
-    return None
+    """The first fault that shows itself so and may be to blame, which its avoidance tells."""
+    mine = (f for f in faults if f.subject == subject and signed(f, signature))
+    return next((f for f in mine if blamed(f.avoidance)), None)

@@ -24,6 +24,7 @@ from fuzz.gen import Gen
 from fuzz.moves import MOVES
 from fuzz.params import draw_params
 from fuzz.state import State, Traits
+from fuzz.walk import drawn
 from subjects.scenario import AnyOp, ContextParams, ModelRef, Scenario
 
 _RANDOM = st.randoms(use_true_random=False)
@@ -62,16 +63,10 @@ def _scenarios(
     ]
     while len(gen.ops) < max_ops:
         ready = [(m, w) for m, w in table if w and m.ready(gen)]
-        total = sum(w for _, w in ready)
-        stop = total * _STOP[min(len(gen.ops), len(_STOP) - 1)] // 64 if gen.ops else 0
-        x = below(total + stop) - stop
-        if x < 0:
+        move = drawn(below, ready, _STOP, len(gen.ops))
+        if move is None:
             break
-        for m, w in ready:
-            x -= w
-            if x < 0:
-                m.emit(gen)
-                break
+        move.emit(gen)
     gen.settle()
     if misuse:
         gen.misuse()

@@ -34,7 +34,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `what` says what differs (row, tokens, logits, target, positions, two drivers, or how a state was mangled).
     alive: the program must end by itself; it dies (or hangs) in step `step`.
     reply: of llama-server, the answer to part `seq` of request `step`: its token `row` must be `expected`[1] but is
-    `expected`[0] (`what` "tokens"), has another probability ("logprob"), fewer drafts are accepted ("acceptance":
+    `expected`[0] (`what` "tokens"), has another probability ("logprob"), it ends behind expected[0] tokens instead of
+    expected[1] ("length"), has no good status ("status": expected[0]), fewer drafts are accepted ("acceptance":
     expected[0] are, expected[1] must be), depends on other conversations ("history") or on drafting ("drafting"), or a
     slot action was answered wrongly ("slot").
     """

@@ -13,9 +13,11 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from fuzz.damage import Below
 from fuzz.drivers.avoid import repair
 from fuzz.drivers.state import LONGEST, Rounds, broken, params_broken
 from fuzz.traits import Traits
+from fuzz.walk import drawn
 from subjects.scenario import (
     OPEN,
     PIECES,
@@ -43,7 +45,6 @@ from subjects.scenario import (
     Verify,
 )
 
-Below = Callable[[int], int]
 _RANDOM = st.randoms(use_true_random=False)
 _SIZES = (4, 8, 1, 2, 6, 12, 3, 5, 16, 20, 24)
 _ROUTES: tuple[Route, ...] = ("cut", "cut", "host", "whole", "device")
@@ -381,17 +382,8 @@ def programs(
     weights = [(getattr(gen, f"m_{name}"), w * (2, 0, 1, 4)[below(4)]) for name, w in MOVES]
     if not any(w for _, w in weights):
         weights = [(gen.m_trip, 1)]
-    total = sum(w for _, w in weights)
-    while len(gen.ops) < max_ops:
-        stop = total * _STOP[min(len(gen.ops), len(_STOP) - 1)] // 64
-        x = below(total + stop) - stop
-        if x < 0:
-            break
-        for emit, w in weights:
-            x -= w
-            if x < 0:
-                emit()
-                break
+    while len(gen.ops) < max_ops and (move := drawn(below, weights, _STOP, len(gen.ops))):
+        move()
     gen.settle()
     scenario = Scenario(model=model, params=params, driver=driver, ops=tuple(gen.ops))
     return repair(scenario, traits, avoid)

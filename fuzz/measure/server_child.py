@@ -77,7 +77,7 @@ class Servers:
             model = self._asked.model
             draft = Path(model.draft) if model.draft and driver else None
             command = argv(Path(self._asked.server), Path(model.path), flags, driver, draft, None)
-            server = Server(lambda _: command)
+            server = Server(lambda _: command, Path(model.path))
             self._kept[key] = server, Client(server.port)
             if len(self._kept) > POOL:
                 self._kept.popitem(last=False)[1][0].close()

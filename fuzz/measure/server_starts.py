@@ -143,7 +143,7 @@ class _Field:
     def own(self, seen: _Seen) -> None:
         """A server of this process, killed while it answers."""
         asked, ref = program(self.model.ref), Path(self.model.path)
-        server = Server(lambda saves: argv(self.server.path, ref, asked.flags, None, None, saves), saves=True)
+        server = Server(lambda saves: argv(self.server.path, ref, asked.flags, None, None, saves), ref, saves=True)
         try:
             self.look(seen)
             client = Client(server.port)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from fuzz.repro import commands, plain
 from fuzz.repro.plain import AskFor, Call, CorruptSlot, DecodeRows, Memory, NewContext, RestoreState, SaveState
-from fuzz.repro.python import HANG_SECONDS, WIDTH, comment, context_fields, params_names, wrap
+from fuzz.repro.python import HANG_SECONDS, comment, context_fields, params_names, wrap
+from fuzz.repro.text import WIDTH
 from oracles.verdict import Check
 from subjects.runner import FILE_TOKENS
 from subjects.scenario import ContextParams

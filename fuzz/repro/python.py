@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fuzz.repro import commands, plain
+from fuzz.repro import commands, plain, writer
 from fuzz.repro.plain import AskFor, Call, CorruptSlot, DecodeRows, Memory, NewContext, RestoreState, SaveState
+from fuzz.repro.text import WIDTH
 from oracles.verdict import Check
-from subjects import ggufwriter, recipes
+from subjects import recipes
 from subjects.runner import FILE_TOKENS
 from subjects.scenario import GGML_TYPE, ContextParams, ModelRef
 
 if TYPE_CHECKING:
     from fuzz.finding import Finding
 
-WIDTH = 120
 HANG_SECONDS = 30
 
 _HEAD = '''\
@@ -312,32 +309,18 @@ def model_source(model: ModelRef) -> str:
         raise ValueError(
             f"recipe {model.recipe} is of version {data['version']} now, the scenario needs version {model.version}"
         )
-    text = Path(ggufwriter.__file__).read_text("utf-8")
-    # its docstring speaks of redraft
-    first = ast.parse(text).body[0]
-    writer = "".join(text.splitlines(keepends=True)[first.end_lineno :]).strip()
     return f"""\
 # --- writer of the model, numpy only ----------------------------------------------------------------------------------
 
-{writer}
+{writer.source()}
 
 
 # --- the model: {model.recipe}, version {model.version}, random weights of seed {model.seed} ---
 
-METADATA = {_literal(data["metadata"])}
-TENSORS = {_literal(data["tensors"])}
+METADATA = {writer.literal(data["metadata"])}
+TENSORS = {writer.literal(data["tensors"])}
 
 """
-
-
-def _literal(entries: list[Any]) -> str:
-    lines = [""]
-    for i, entry in enumerate(entries):
-        text = json.dumps(entry, separators=(",", ":")) + ("," if i + 1 < len(entries) else "")
-        if lines[-1] and len(lines[-1]) + len(text) >= WIDTH:
-            lines.append("")
-        lines[-1] += (" " if lines[-1] else "") + text
-    return 'json.loads(r"""[\n' + "\n".join(lines) + '\n]""")'
 
 
 _MEM = "mem = L.llama_get_memory(ctx)"

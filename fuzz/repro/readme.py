@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import textwrap
 from typing import TYPE_CHECKING
 
 from fuzz.repro import commands, driver_readme, plain, words
 from fuzz.repro.phrases import count
+from fuzz.repro.text import WIDTH, bullets, fill, number, numbered, scrub
 from oracles.verdict import Check
 from subjects.scenario import ModelRef
 from subjects.trace import Trace
@@ -16,7 +16,6 @@ from subjects.trace import Trace
 if TYPE_CHECKING:
     from fuzz.finding import Finding
 
-WIDTH = 120
 LOG_LINES = 3
 # of the environment, in this order, and only what a reader of a bug report asks for; all of it is in environment.json
 _SHOWN = ("build", "llama_cpp", "fingerprint", "drivers", "system_info", "cpu", "platform", "compiler")
@@ -30,7 +29,7 @@ def readme(finding: Finding, trace: Trace, reference: Trace | None = None) -> st
         _because(finding),
         "### Smallest program",
         _model(finding),
-        _numbered(words.program(finding.scenario, trace)),
+        numbered(words.program(finding.scenario, trace)),
     ]
     if finding.culprit is not None and finding.culprit < len(finding.scenario.ops):
         why = (
@@ -39,39 +38,39 @@ def readme(finding: Finding, trace: Trace, reference: Trace | None = None) -> st
             else "its answer, or what it leaves, is wrong"
         )
         blocks.append(f"Operation {finding.culprit} is to blame: {why}.")
-    blocks += ["### What was seen", _bullets(_observed(finding, trace, reference))]
+    blocks += ["### What was seen", bullets(_observed(finding, trace, reference))]
     clean = _clean(finding, reference)
     if clean:
         blocks += ["### What a clean run shows", *clean]
     if finding.end:
-        blocks += ["### How it ended", f"```\n{_scrub(finding.end).strip()}\n```"]
+        blocks += ["### How it ended", f"```\n{scrub(finding.end).strip()}\n```"]
     if finding.attached:
-        blocks += ["### Other oracles said of the same run", _bullets([_scrub(a) for a in finding.attached])]
-    blocks += ["### How to see it", *_ways(finding), "### Environment", _bullets(_environment(finding))]
+        blocks += ["### Other oracles said of the same run", bullets([scrub(a) for a in finding.attached])]
+    blocks += ["### How to see it", *_ways(finding), "### Environment", bullets(_environment(finding))]
     return "\n\n".join(blocks) + "\n"
 
 
 def explain(finding: Finding, trace: Trace, reference: Trace | None = None) -> str:
     """Plain text of the same content, with the positions of every sequence after every operation."""
     blocks = [
-        _fill(finding.rule),
-        _fill(finding.title),
-        _fill(_because(finding)),
-        _fill(_model(finding).replace("`", "")),
+        fill(finding.rule),
+        fill(finding.title),
+        fill(_because(finding)),
+        fill(_model(finding).replace("`", "")),
         "Program",
     ]
     blocks[-1] += "\n" + "\n".join(_steps(finding, trace))
-    blocks.append("Seen\n" + "\n".join(_fill(line, "  ") for line in _observed(finding, trace, reference)))
+    blocks.append("Seen\n" + "\n".join(fill(line, "  ") for line in _observed(finding, trace, reference)))
     clean = _clean(finding, reference)
     if clean:
         blocks.append("A clean run\n" + "\n".join(textwrap.indent(block, "  ") for block in clean))
     if finding.end:
-        blocks.append("End\n" + textwrap.indent(_scrub(finding.end).strip(), "  "))
+        blocks.append("End\n" + textwrap.indent(scrub(finding.end).strip(), "  "))
     if finding.attached:
-        blocks.append("Other oracles said\n" + "\n".join(_fill(_scrub(a), "  ") for a in finding.attached))
+        blocks.append("Other oracles said\n" + "\n".join(fill(scrub(a), "  ") for a in finding.attached))
     blocks.append(
         "Environment\n"
-        + "\n".join(_fill(line.replace("**", "").replace("`", ""), "  ") for line in _environment(finding))
+        + "\n".join(fill(line.replace("**", "").replace("`", ""), "  ") for line in _environment(finding))
     )
     return "\n\n".join(blocks).replace("**never returns**", "never returns") + "\n"
 
@@ -84,7 +83,7 @@ def _because(finding: Finding) -> str:
         return "The process that makes these calls does not live to see the last one return."
     because, what = finding.violation.because, finding.check.what
     # what tells crashes apart has no numbers of the run
-    return because.replace(what, _scrub(finding.end).strip()) if finding.end and what else because
+    return because.replace(what, scrub(finding.end).strip()) if finding.end and what else because
 
 
 def _model(finding: Finding) -> str:
@@ -103,15 +102,6 @@ def _model_name(ref: ModelRef, writer: str) -> str:
     return f"the given file `{ref.label()}`" + (f" (SHA-256 {ref.sha256})" if ref.sha256 else "")
 
 
-def _numbered(lines: list[str]) -> str:
-    """From 0, as the operations of a scenario are counted everywhere."""
-    return "\n".join(f"{i}. {line}" for i, line in enumerate(lines))
-
-
-def _bullets(lines: list[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
 def _steps(finding: Finding, trace: Trace) -> list[str]:
     lines: list[str] = []
     ops = finding.scenario.ops
@@ -120,7 +110,7 @@ def _steps(finding: Finding, trace: Trace) -> list[str]:
         lines.append(textwrap.fill(text, WIDTH, initial_indent=f"{mark} {step.op:2}. ", subsequent_indent=" " * 8))
         if step.pos:
             lines.append(f"        afterwards {words.positions(step)}")
-        lines += [_fill(f"log: {_scrub(line).strip()}", " " * 8) for line in step.log[-LOG_LINES:]]
+        lines += [fill(f"log: {scrub(line).strip()}", " " * 8) for line in step.log[-LOG_LINES:]]
         if len(step.log) > LOG_LINES:
             lines.append(f"        ({count(len(step.log) - LOG_LINES, 'line')} of the log before that: see stderr.txt)")
     reached = len(trace.steps)
@@ -170,7 +160,7 @@ def _rows(finding: Finding, trace: Trace, reference: Trace | None) -> list[str]:
     lines = [f"first divergent row: sequence {row.seq}, position {row.pos} ({what})"]
     if v is not None:
         band = v.band or check.band
-        ratio = f", {_number(v.error / band)} times the band" if band > 0 and v.error < sys.float_info.max else ""
+        ratio = f", {number(v.error / band)} times the band" if band > 0 and v.error < sys.float_info.max else ""
         error = f"{v.error:.4g}" if v.error < sys.float_info.max else "not finite"
         lines.append(
             f"max abs difference {error} against a band of {band:.2g} (honest differences measured here){ratio}"
@@ -193,13 +183,9 @@ def _state(finding: Finding) -> list[str]:
     if v is not None and v.band > 0:
         lines.append(
             f"max abs difference {v.error:.4g} against a band of {v.band:.2g} (honest differences of that tensor "
-            f"measured here), {_number(v.error / v.band)} times the band"
+            f"measured here), {number(v.error / v.band)} times the band"
         )
     return lines
-
-
-def _number(x: float) -> str:
-    return f"{float(f'{x:.2g}'):,.0f}" if 10 <= x < 1e9 else f"{x:.2g}"
 
 
 def _blobs(check: Check, trace: Trace) -> str:
@@ -225,10 +211,10 @@ def _clean(finding: Finding, reference: Trace | None) -> list[str]:
     if program is None or reference is None:
         return []
     if program.driver is not None:
-        told = _numbered(driver_readme.clean(finding, reference))
+        told = numbered(driver_readme.clean(finding, reference))
         last = "The draft at its end is what the program above must make."
         return ["With a target, a draft and a driver of its own:", told, last]
-    blocks = ["In a clean context of its own:", _numbered(words.program(program, reference))]
+    blocks = ["In a clean context of its own:", numbered(words.program(program, reference))]
     if finding.check.kind == "state":
         told = f"What it saves is what the program above must have in operation {finding.check.step}."
         return [*blocks, told]
@@ -274,14 +260,3 @@ def _environment(finding: Finding) -> list[str]:
             + (f", job {finding.job}" if finding.job is not None else "")
         )
     return [*lines, f"**signature**: `{finding.signature}`"]
-
-
-def _scrub(text: str) -> str:
-    """Source files without the folders of the machine that built them."""
-    return re.sub(r"(?<![\w.])/(?:[^\s/:]+/)+(?=(?:[\w.-]+/)?[\w.-]+\.(?:cpp|c|h|hpp|cu|gguf)\b)", "", text)
-
-
-def _fill(text: str, indent: str = "") -> str:
-    return textwrap.fill(
-        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )

@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fuzz.repro.text import WIDTH
 from subjects import ggufwriter
-
-WIDTH = 120
 
 
 def source() -> str:

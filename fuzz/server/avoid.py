@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fuzz import harm
+from fuzz.server.fit import crowded, states_kept
 from oracles.server.spoilt import SPOILERS
 from subjects import recipes
 from subjects.scenario import BlobEdit
@@ -23,6 +24,7 @@ from subjects.server.scenario import (
     Together,
     Turn,
     asked,
+    asks_of,
 )
 from subjects.server.trace import ServerTrace
 
@@ -41,42 +43,25 @@ class ServerAvoidance:
     repair: Callable[[ServerScenario], ServerScenario]
 
 
-def _rollback_states(program: ServerScenario) -> int:
-    """n_rs_seq of the target's context: the server asks for as many earlier recurrent states as a draft is long, and a
-    model without rollback gets none (common/speculative.cpp, common_speculative_n_rs)."""
-    driver, name = program.driver, program.model.recipe
-    if driver is None or driver.kind not in ("draft-mtp", "draft-eagle3"):
-        return 0
-    if name is not None and (name not in recipes.names(drivers=True) or not recipes.get(name).rollback):
-        return 0
-    return driver.n_max
+def _rollback(program: ServerScenario) -> bool:
+    """Whether the model may keep earlier recurrent states: of a given file nobody knows."""
+    name = program.model.recipe
+    return name is None or (name in recipes.names(drivers=True) and recipes.get(name).rollback)
 
 
 def _small_ubatch(program: ServerScenario) -> int | None:
-    """llama_batch_allocr::split_equal asserts that a micro-batch holds more than the states to keep."""
-    kept = _rollback_states(program)
-    if not kept or min(program.flags.ubatch, program.flags.batch) > kept + 1:
+    if not crowded(program.flags, program.driver, _rollback(program)):
         return None
     return next((i for i, _ in asked(program)), None)
 
 
 def _larger_ubatch(program: ServerScenario) -> ServerScenario:
-    n = _rollback_states(program) + 2
+    n = states_kept(program.driver, _rollback(program)) + 2
     f = program.flags
     return replace(program, flags=replace(f, ubatch=max(n, f.ubatch), batch=max(n, f.batch)))
 
 
 # --- more than one request at a time ----------------------------------------------------------------------------------
-
-
-def _asks(request: AnyRequest) -> tuple[Turn | Chat, ...]:
-    match request:
-        case Turn() | Chat():
-            return (request,)
-        case Together(asks=asks):
-            return asks
-        case _:
-            return ()
 
 
 def _left(program: ServerScenario) -> list[list[Turn | Chat]]:
@@ -87,7 +72,7 @@ def _left(program: ServerScenario) -> list[list[Turn | Chat]]:
         if isinstance(request, Restart):
             left = []
         out.append(left)
-        left = left + [a for a in _asks(request) if a.cancel is not None]
+        left = left + [a for a in asks_of(request) if a.cancel is not None]
     return out
 
 
@@ -97,7 +82,7 @@ def _busy_slot(program: ServerScenario) -> int | None:
     if not f.cache_ram or not f.similarity:  # without similarity a slot that is asked for is left as it is
         return None
     for i, (request, left) in enumerate(zip(program.requests, _left(program), strict=True)):
-        asks = _asks(request)
+        asks = asks_of(request)
         for k, ask in enumerate(asks):
             others = [*left, *asks[:k], *asks[k + 1 :]]
             if ask.slot >= 0 and any(o.slot in (-1, ask.slot) for o in others):
@@ -126,17 +111,17 @@ def _without_pins(program: ServerScenario) -> ServerScenario:
 def _moved_rollback(program: ServerScenario) -> int | None:
     """llama_memory_recurrent::find_slot() moves the cell of a slot that lies between those of a micro-batch, without
     the states that it is to be rolled back to: three slots, two of which are busy."""
-    if program.flags.parallel < 3 or not _rollback_states(program):
+    if program.flags.parallel < 3 or not states_kept(program.driver, _rollback(program)):
         return None
     for i, (request, left) in enumerate(zip(program.requests, _left(program), strict=True)):
-        asks = _asks(request)
+        asks = asks_of(request)
         if asks and len(asks) + len(left) > 1:
             return i
     return None
 
 
 def _one_by_one(program: ServerScenario) -> ServerScenario:
-    asks = [r for request in program.requests for r in (_asks(request) or (request,))]
+    asks = [r for request in program.requests for r in (asks_of(request) or (request,))]
     alone = [replace(r, cancel=None) if isinstance(r, Turn | Chat) else r for r in asks]
     return replace(program, requests=tuple(alone))
 
@@ -200,7 +185,7 @@ def _draft_file(program: ServerScenario) -> int | None:
         return None
     restored = False
     for i, request in enumerate(program.requests):
-        if restored and _asks(request):
+        if restored and asks_of(request):
             return i
         restored = restored or isinstance(request, RestoreSlot)
     return None
@@ -214,9 +199,9 @@ def _eagle3_cache(program: ServerScenario) -> int | None:
         return None
     before = 0
     for i, request in enumerate(program.requests):
-        if before > 1 and _asks(request):
+        if before > 1 and asks_of(request):
             return i
-        before = 0 if isinstance(request, Restart) else before + len(_asks(request))
+        before = 0 if isinstance(request, Restart) else before + len(asks_of(request))
     return None
 
 
@@ -235,7 +220,7 @@ def _full_window(program: ServerScenario) -> int | None:
         return None
     lacks = False
     for i, request in enumerate(program.requests):
-        if lacks and _asks(request):
+        if lacks and asks_of(request):
             return i
         lacks = lacks or isinstance(request, RestoreSlot) or bool(program.flags.cache_ram)
     return None
@@ -329,11 +314,18 @@ SERVER_AVOIDANCES: dict[str, ServerAvoidance] = {
 }
 
 
-def triggered(name: str, program: ServerScenario, trace: ServerTrace | None = None) -> int | None:
-    """The first request that sets a known fault off; of one that is seen in a run only, in that run."""
-    if trace is not None and name in SPOILERS:
-        return min(SPOILERS[name](program, trace), default=None)
+def triggered(name: str, program: ServerScenario) -> int | None:
+    """The first request that sets a known fault off; None of one that is seen in a run only."""
     return SERVER_AVOIDANCES[name].triggered(program)
+
+
+def to_blame(name: str, program: ServerScenario, trace: ServerTrace, culprit: int) -> bool:
+    """Whether a known fault may be why request `culprit` of a run is answered wrongly: it was set off there or before.
+    One that is seen in a run only spoils some answers and not those behind them, so it must have spoilt this one."""
+    if name in SPOILERS:
+        return culprit in SPOILERS[name](program, trace)
+    at = triggered(name, program)
+    return at is not None and at <= culprit
 
 
 def repaired(names: Iterable[str], program: ServerScenario) -> ServerScenario:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import msgspec
 
-from fuzz.server.fit import PAD
+from fuzz.damage import Below
+from fuzz.server.fit import PAD, crowded
 from fuzz.traits import Traits
 from subjects.scenario import DriverParams, KvType
 from subjects.server.scenario import Flags
 
-Below = Callable[[int], int]
 replace = msgspec.structs.replace
 PALETTE = 5
 
@@ -53,7 +52,7 @@ def draw_flags(below: Below, traits: Traits, driver: DriverParams | None = None)
     unified = parallel > 1 and below(3) == 2
     batch, ubatch = _BATCH[below(len(_BATCH))]
     # the server dies at its first request (known): seldom is enough
-    if driver is not None and crowded(Flags(ubatch=ubatch), traits, driver) and below(4):
+    if driver is not None and crowded(Flags(batch=batch, ubatch=ubatch), driver, traits.rollback) and below(4):
         ubatch = min(batch, 2 * (driver.n_max + 1))
     checkpoints, spacing = _CHECKPOINTS[below(len(_CHECKPOINTS))]
     cache_ram = (0, 8, 1, 0)[below(4)]
@@ -107,13 +106,8 @@ def palette(
     for _ in range(count):
         driver = draw_driver(below, base) if base else None
         out.append((draw_flags(below, traits, driver), driver))
-    if base is not None and crowded(Flags(ubatch=1), traits, base):
+    if base is not None and crowded(Flags(ubatch=1), base, traits.rollback):
         flags, driver = out[-1]
         assert driver is not None
         out.append((replace(flags, ubatch=min(driver.n_max + 1, flags.batch)), driver))
     return tuple(out)
-
-
-def crowded(flags: Flags, traits: Traits, driver: DriverParams) -> bool:
-    """A micro-batch has no room for a draft and the token before it, where the memory keeps a state for each."""
-    return traits.rollback and driver.kind in ("draft-mtp", "draft-eagle3") and flags.ubatch <= driver.n_max + 1

@@ -14,11 +14,12 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from fuzz.damage import draw_edits
+from fuzz.damage import Below, draw_edits
 from fuzz.models import Model
 from fuzz.server.fit import Book, broken
 from fuzz.server.flags import draw_driver, draw_flags
 from fuzz.traits import Traits
+from fuzz.walk import drawn
 from subjects.scenario import DriverParams
 from subjects.server.scenario import (
     AnyRequest,
@@ -33,9 +34,9 @@ from subjects.server.scenario import (
     ServerScenario,
     Together,
     Turn,
+    asks_of,
 )
 
-Below = Callable[[int], int]
 Setting = tuple[Flags, DriverParams | None]
 replace = msgspec.structs.replace
 _RANDOM = st.randoms(use_true_random=False)
@@ -111,7 +112,7 @@ class Gen:
             return False
         for book in (self.book, self.least):
             book.apply(request)
-        for t in request.asks if isinstance(request, Together) else (request,):
+        for t in asks_of(request):
             if isinstance(t, Turn) and t.conv in self.book.talks:
                 self.marks[t.conv] = [*self.marks.get(t.conv, [])[-3:], self.book.talks[t.conv].prompt]
         self.requests.append(request)
@@ -456,17 +457,8 @@ def _programs(
     weights = [(getattr(gen, f"m_{name}"), w * _SWARM[below(len(_SWARM))]) for name, w in MOVES]
     if not any(w for _, w in weights):
         weights = [(gen.m_edit, 1)]
-    total = sum(w for _, w in weights)
-    while len(gen.requests) < max_requests:
-        stop = total * _STOP[min(len(gen.requests), len(_STOP) - 1)] // 64
-        x = below(total + stop) - stop
-        if x < 0:
-            break
-        for emit, w in weights:
-            x -= w
-            if x < 0:
-                emit()
-                break
+    while len(gen.requests) < max_requests and (move := drawn(below, weights, _STOP, len(gen.requests))):
+        move()
     return ServerScenario(model=model.ref, requests=tuple(gen.requests), flags=flags, driver=driver)
 
 

@@ -13,7 +13,7 @@ from fuzz.known import KnownFault, match_server
 from fuzz.loop import JobConfig, Loop, ServerPart, emit, made_for, slice_seed
 from fuzz.models import Model
 from fuzz.server import finding as findings
-from fuzz.server.avoid import repaired, triggered
+from fuzz.server.avoid import repaired, to_blame
 from fuzz.server.finding import ServerFinding
 from fuzz.server.flags import flag_set, palette
 from fuzz.server.gen import Setting, programs
@@ -23,7 +23,7 @@ from fuzz.triage import Symptom
 from oracles.server.judge import ServerJudge, ServerJudgement
 from subjects.server.build import ServerBuild
 from subjects.server.scenario import ServerScenario
-from subjects.trace import End
+from subjects.server.trace import ended
 
 # Programs of one model: a dozen requests each, of which two cores check some sixty a second.
 SLICE = 24
@@ -86,6 +86,9 @@ class ServerJob(Loop[ServerScenario]):
     def _slice(self) -> None:
         c, p = self.config, self.progress
         model = self._model_at(p.slices)
+        for label, judge in self._judges.items():
+            if label != model.label:
+                judge.close()  # of its cold servers there may be four, and models a dozen
         number = slice_seed(c.seed, c.job, c.jobs, p.slices)
         for program in generate(programs(model, self._settings(model, number)), number, SLICE)[p.in_slice :]:
             if self.over():
@@ -138,6 +141,7 @@ class ServerJob(Loop[ServerScenario]):
                 judgement,
                 model.traits.memory,
                 fault=self.config.fault,
+                avoid=tuple(self.progress.avoiding),
                 seconds=self.config.reduce_seconds,
                 stop=lambda: self.stopped,
             )
@@ -150,7 +154,7 @@ class ServerJob(Loop[ServerScenario]):
             program,
             symptom,
             str(Symptom.of(first).key),
-            lambda name: triggered(name, program, judgement.trace) is not None,
+            lambda name: to_blame(name, program, judgement.trace, max(first.check.step, 0)),
             triaged,
         )
 
@@ -174,7 +178,7 @@ def memory_of(model: Model) -> str:
 def make(t: ServerTriaged, known: KnownFault | None, config: JobConfig, memory: str) -> ServerFinding:
     """The finding of a triaged violation."""
     v, trace = t.violation, t.judgement.trace
-    end = End("signal" if trace.end.how == "start" else trace.end.how, trace.end.number)
+    end = ended(trace.end)
     others = [
         f"{o.oracle}: {o.because}"
         for o in t.judgement.violations

@@ -166,6 +166,8 @@ def _differs(finding: ServerFinding, reply: Reply, clean: Reply | None) -> list[
     if check.what == "status":
         told = f", where a cold server answers {count(len(clean.tokens), 'token')}" if clean is not None else ""
         return [f"{where} answered {words.refusal(reply)}{told}"]
+    if check.what == "length":
+        return [f"{where} is answered with {count(got or 0, 'token')}, not {wanted}: `{_tokens(reply.tokens)}`"]
     lines: list[str] = []
     if got is not None and got != wanted:
         lines.append(f"first divergent token: {where}, token {check.row} of the answer is {got}, not {wanted}")

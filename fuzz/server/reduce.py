@@ -21,6 +21,8 @@ from subjects.server.scenario import (
     ServerScenario,
     Together,
     Turn,
+    asked,
+    asks_of,
 )
 
 replace = msgspec.structs.replace
@@ -52,10 +54,9 @@ def _each(p: ServerScenario, change: Change) -> ServerScenario:
     return replace(p, requests=tuple(changed(r) for r in p.requests))
 
 
-def _singles(p: ServerScenario, only: int | None = None) -> list[AnyRequest]:
-    """Every request, or only one, those at the same time one by one."""
-    wanted = p.requests if only is None else (p.requests[only],)
-    return [a for r in wanted for a in (r.asks if isinstance(r, Together) else (r,))]
+def _singles(p: ServerScenario) -> list[AnyRequest]:
+    """Every request, those at the same time one by one."""
+    return [a for r in p.requests for a in (asks_of(r) or (r,))]
 
 
 # --- what happens
@@ -107,7 +108,7 @@ def _next(p: ServerScenario, i: int) -> int | None:
     mine = p.requests[i]
     assert isinstance(mine, Turn)
     for j in range(i + 1, len(p.requests)):
-        if any(isinstance(a, Turn) and mine.conv in (a.conv, _source(a)) for a in _singles(p, j)):
+        if any(isinstance(a, Turn) and mine.conv in (a.conv, _source(a)) for a in asks_of(p.requests[j])):
             return j
     return None
 
@@ -226,7 +227,7 @@ def _shorter(p: ServerScenario) -> Iterator[ServerScenario]:
             moved = _each(later, _nearer(k))
             if 0 < k < r.n and moved != later:
                 yield replace(p, requests=(*p.requests[:i], replace(r, n=r.n - k), *moved.requests))
-    answers = [r.predict for r in _singles(p) if isinstance(r, Turn | Chat)]
+    answers = [ask.predict for _, ask in asked(p)]
     for k in numbers(max(answers, default=0)):
         yield _each(p, _at_most(k))
 

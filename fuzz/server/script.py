@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fuzz.repro.text import WIDTH
 from fuzz.server.model import made
-from fuzz.server.words import file_name, seen_with, units
+from fuzz.server.words import seen_with, units
 from oracles.band import FAR
 from oracles.server.band import cold_flags
 from subjects.scenario import DriverParams, ModelRef
+from subjects.server.client import TIMEOUT
 from subjects.server.process import argv
 from subjects.server.runner import body_of
 from subjects.server.scenario import (
@@ -28,6 +30,7 @@ from subjects.server.scenario import (
     ServerScenario,
     Together,
     Turn,
+    file_name,
 )
 from subjects.server.trace import Reply, ServerTrace
 from subjects.trace import Piece
@@ -35,8 +38,6 @@ from subjects.trace import Piece
 if TYPE_CHECKING:
     from fuzz.server.finding import ServerFinding
 
-WIDTH = 120
-HANG_SECONDS = 30
 _INDENT = "    "
 # stand for what the script knows only when it runs
 _SERVER, _MODEL, _DRAFT, _SAVES = "@server@", "@model@", "@draft@", "@saves@"
@@ -183,7 +184,7 @@ def repro_sh(finding: ServerFinding, trace: ServerTrace) -> str:
     blocks = [head + "\n".join(names) + "\n" + _SET_UP.format(usage=usage, given=len(given)) + _write(program)]
     dead = {"start": trace.end.how == "start", "died": alive, "hung": finding.hang}
     codes = {name: 1 if shown else 2 for name, shown in dead.items()}
-    blocks.append(_FUNCTIONS.format(hang=HANG_SECONDS, **codes))
+    blocks.append(_FUNCTIONS.format(hang=int(TIMEOUT), **codes))
     blocks += [_Lines(program, trace).all(), _verdict(finding, trace)]
     return "\n".join(blocks)
 

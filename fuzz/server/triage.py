@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from fuzz.server.reduce import reduce
@@ -48,17 +48,19 @@ def triage(
     memory: str,
     *,
     fault: str = "",
+    avoid: Collection[str] = (),
     seconds: float = 30.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> ServerTriaged | tuple[int, int]:
-    """Confirm and reduce the first violation of a run; (n, m) alone when it does not reproduce with fresh servers."""
+    """Confirm and reduce the first violation of a run; (n, m) alone when it does not reproduce with fresh servers.
+    avoid: known faults, as the run was judged: what they may have spoilt is not taken for the violation."""
 
     def run(program: ServerScenario) -> ServerJudgement:
-        return judge.judge(program, fresh=True, fault=fault, variants=symptom.oracle in VARIANTS)
+        return judge.judge(program, fresh=True, fault=fault, variants=symptom.oracle in VARIANTS, avoid=avoid)
 
     original, symptom = judgement.program, Symptom.of(judgement.violations[0])
     if symptom.oracle == "server-history":
-        original, symptom = plainer(judge, judgement, fault=fault) or (original, symptom)
+        original, symptom = plainer(judge, judgement, fault=fault, avoid=avoid) or (original, symptom)
     shown = sum(find(run(original), symptom) is not None for _ in range(RERUNS))
     if shown == 0:
         return (0, RERUNS)
@@ -88,7 +90,9 @@ def triage(
     )
 
 
-def plainer(judge: ServerJudge, judgement: ServerJudgement, *, fault: str) -> tuple[ServerScenario, Symptom] | None:
+def plainer(
+    judge: ServerJudge, judgement: ServerJudgement, *, fault: str, avoid: Collection[str] = ()
+) -> tuple[ServerScenario, Symptom] | None:
     """Of two programs whose answers must agree the one whose answer a cold server contradicts: it shows
     the fault alone. None where the two are needed to see it."""
     check = judgement.violations[0].check
@@ -97,7 +101,7 @@ def plainer(judge: ServerJudge, judgement: ServerJudgement, *, fault: str) -> tu
     for program in (judgement.program, other):
         if program is None:
             continue
-        found = judge.judge(program, fresh=True, fault=fault, variants=False).violations
+        found = judge.judge(program, fresh=True, fault=fault, variants=False, avoid=avoid).violations
         if found and found[0].check.step == check.step:
             return program, Symptom.of(found[0])
     return None

@@ -22,17 +22,13 @@ from subjects.server.scenario import (
     ServerScenario,
     Together,
     Turn,
+    file_name,
 )
 from subjects.server.trace import Event, Reply, ServerTrace
 
 _SERVER, _MODEL = Path("llama-server"), Path("MODEL.gguf")
 _ALWAYS = ("--spec-type", "--spec-draft-n-max")
 NO_ANSWER = "**no answer**"
-
-
-def file_name(file: int) -> str:
-    """A saved slot's file, as the runner calls it."""
-    return f"slot-{file}.bin"
 
 
 def seen_with(build: str, environment: Mapping[str, str | int | list[str]]) -> str:

@@ -37,7 +37,7 @@ class Held:
     @property
     def wrong(self) -> bool:
         """Another answer, or the same tokens with probabilities that are far off."""
-        return self.parted or not self.error <= self.band * FAR
+        return self.parted or self.ends_elsewhere or not self.error <= self.band * FAR
 
     @property
     def ambiguous(self) -> bool:
@@ -46,8 +46,10 @@ class Held:
 
     @property
     def ends_elsewhere(self) -> bool:
-        """As far as both go the tokens are the same, but one goes on: how sure its server was of that is not told."""
-        return self.token == self.expected and len(self.reply.tokens) != len(self.cold.tokens)
+        """As far as both go the tokens are the same, but one goes on. A token that ends a text is one of its tokens, so
+        it is limits that differ."""
+        both = self.reply.answered and self.cold.answered
+        return both and self.token == self.expected and len(self.reply.tokens) != len(self.cold.tokens)
 
     @property
     def near_tie(self) -> bool:
@@ -112,6 +114,11 @@ class ServerAccount:
     def ask(self, reply: Reply) -> Turn | Chat:
         """The request that a completion answers."""
         return [a for i, a in asked(self.program) if i == reply.request][reply.part]
+
+
+def shared_cache(program: ServerScenario) -> bool:
+    """Whether slots share a cache, which may be full through no fault of one of them."""
+    return program.flags.kv_unified and program.flags.parallel > 1
 
 
 def hold(reply: Reply, cold: Reply, band: float) -> Held:

@@ -6,9 +6,10 @@ from oracles.crash import crash_text
 from oracles.server.account import ServerAccount
 from oracles.server.base import ServerOracle
 from oracles.verdict import Check, Verdict, Violation
-from subjects.trace import End
+from subjects.server.trace import ended
 
 RULE = "llama-server's README is silent; a request with valid arguments must be answered, and the next one too."
+_HOW = {"hang": "was given no answer", "broken": "lost its connection, while the server lives"}
 
 
 class Alive(ServerOracle):
@@ -24,16 +25,12 @@ class Alive(ServerOracle):
         end = trace.end
         if end.how == "ok":
             return Verdict(oracle=self.name, compared=1)
-        if end.how == "error" or (end.how == "start" and end.number == 1):  # 1: it refused flags or model, and said so
+        if end.how == "error" or (end.how == "start" and end.number >= 0):  # it refused flags or model, or is slow
             return Verdict(oracle=self.name, unknown=(f"not started: {end.text}",))
-        if end.how == "start":
-            bare = End("signal", end.number)
-        else:
-            bare = End(end.how, end.number)
-        text = crash_text(bare, trace.log)
+        text = end.text if end.how == "broken" else crash_text(ended(end), trace.log)
         step = max(end.request, 0)
         name = str(program.requests[step].__struct_config__.tag) if end.request >= 0 else "the start"
-        how = "gave no answer" if end.how == "hang" else "ended the server"
+        how = _HOW.get(end.how, "ended the server")
         check = Check(kind="alive", step=step, what=text)
         found = Violation(
             oracle=self.name,

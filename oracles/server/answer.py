@@ -43,23 +43,25 @@ class Answer(ServerOracle):
 
 def violation(oracle: str, h: Held, rule: str = RULE, what: str = "", because: str = "") -> Violation:
     """What is said of a wrong answer."""
-    own = "tokens" if h.parted else "logprob"
+    own = "length" if h.ends_elsewhere else "tokens" if h.parted else "logprob"
+    lengths = (len(h.reply.tokens), len(h.cold.tokens))
     check = Check(
         kind="reply",
         step=h.reply.request,
         seq=h.reply.part,
-        row=h.row,
+        row=min(lengths) if own == "length" else h.row,
         band=h.band,
-        expected=(h.token, h.expected),
+        expected=lengths if own == "length" else (h.token, h.expected),
         what=what or own,
     )
     argument = because or (
         f"The answer to {place(h.reply)} must equal the cold server's, because both continue the same "
         f"{h.reply.length} tokens; but {difference(h)}, after {did(h.reply)}."
     )
+    tie = "no, the cold server is decided" if h.parted else "the tokens are the same"
     rungs = (
         f"{h.compared} tokens compared, {h.probable} of them with probabilities",
-        f"near tie: {'no, the cold server is decided' if h.parted else 'the tokens are the same'}",
+        f"near tie: {'yes, but the probabilities are far off' if h.near_tie else tie}",
     )
     return Violation(
         oracle=oracle,

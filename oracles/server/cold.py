@@ -60,7 +60,7 @@ class Cold:
 
     def _started(self, flags: Flags, driver: DriverParams | None) -> _Pooled:
         draft = self._draft if driver is not None else None
-        return _Pooled(lambda _: argv(self._binary, self._model, flags, driver, draft, None))
+        return _Pooled(lambda _: argv(self._binary, self._model, flags, driver, draft, None), self._model)
 
     def _server(self, flags: Flags, driver: DriverParams | None) -> _Pooled:
         key = (flags, driver)
@@ -87,9 +87,9 @@ class Cold:
 
 
 class _Pooled:
-    def __init__(self, command: Callable[[Path | None], list[str]]):
-        self.server = Server(command)
-        self._client = Client(self.server.port)
+    def __init__(self, command: Callable[[Path | None], list[str]], model: Path):
+        self.server = Server(command, model)
+        self._client = Client(self.server.port, self.server.patience)
         self.asked = 0
 
     def ask(self, asked: Reply) -> Reply:

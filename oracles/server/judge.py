@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from oracles.server import variants as other
-from oracles.server.account import Clean, Held, Other, ServerAccount, hold
+from oracles.server.account import Clean, Held, Other, ServerAccount, hold, shared_cache
 from oracles.server.band import ServerBands, cold_flags
 from oracles.server.cold import Cold
 from oracles.server.registry import ORACLES
@@ -114,28 +114,28 @@ class ServerJudge:
             self._memory,
             spoilt=spoilt(avoid, program, trace),
             misdrafted=misdrafted(avoid, program, trace),
+            tainted=tainted(program, trace),
         )
         result = ServerJudgement(program, account)
         try:
-            self._hold(account, result)
+            self._hold(account, result, fresh)
             wrong = self._compare(account, fault, variants)
             if wrong is not None:
                 return self.judge(wrong, fresh=fresh, fault=fault, variants=True, avoid=avoid)
-        except ServerError as e:
+        except ServerError:
             # a server that cannot answer cold says nothing of the one under test
-            account.unjudged.append(str(e))
+            account.unjudged.append("a cold server did not answer")
         result.verdicts = [oracle.judge(account) for oracle in ORACLES]
         return result
 
     # --- against the cold server --------------------------------------------------------------------------------------
 
-    def _hold(self, account: ServerAccount, result: ServerJudgement) -> None:
+    def _hold(self, account: ServerAccount, result: ServerJudgement, fresh: bool) -> None:
         program = account.program
         band = self._bands.band(program.flags)
         if band is None:
             account.unjudged.append("no band could be measured")
             return
-        account.tainted = tainted(program, account.trace)
         flags = cold_flags(program.flags)
         for reply in account.trace.replies:
             if not (reply.prompt or reply.messages) or reply.status == 0:
@@ -149,12 +149,14 @@ class ServerJudge:
             cold = self._cold.reply(reply, flags)
             result.cold[reply.request, reply.part] = cold
             if reply.status == 200 and cold.status == 200:
-                account.held.append(hold(reply, cold, band))
-                if reply.answered and account.held[-1].ends_elsewhere:
-                    account.unjudged.append("an answer ends elsewhere than the cold server's")
+                held = hold(reply, cold, band)
+                if held.wrong and fresh:  # a reference is never a context that was used before
+                    cold = self._cold.reply(reply, flags, alone=True)
+                    result.cold[reply.request, reply.part] = cold
+                    held = hold(reply, cold, band)
+                account.held.append(held)
             elif cold.status == 200:
-                full = "context size" in reply.error.lower()
-                if full and program.flags.kv_unified and program.flags.parallel > 1:
+                if shared_cache(program) and reply.error.startswith("Context size has been exceeded"):
                     account.unjudged.append("slots share a cache that may be full")
                 else:
                     account.unanswered.append((reply, cold))
@@ -175,9 +177,12 @@ class ServerJudge:
             changed = other.other_histories(program, target.reply)
             again = self._again(changed, target.reply, fault)
             if again is not None:
-                if hold(again, target.cold, target.band).wrong and not target.wrong:
+                right = not hold(again, target.cold, target.band).wrong
+                if not right and not target.wrong:
                     return changed
-                account.others.append(Other("history", target.reply, again, hold(target.reply, again, target.band)))
+                # against the cold one, which says how sure it is of each token; that the other is right says the rest
+                held = target if right else hold(target.reply, again, target.band)
+                account.others.append(Other("history", target.reply, again, held))
         if wrong is not None and program.driver is not None and variants is not False:
             self._without_drafting(account, wrong, fault)
         if program.driver is not None and program.driver.kind in CARRIES:
@@ -205,9 +210,13 @@ class ServerJudge:
             if not (h.reply.answered and h.reply.cached and h.reply.drafted) or h.token != h.expected or h.wrong:
                 continue
             if h.reply.request in account.misdrafted:
+                name = account.misdrafted[h.reply.request]
+                account.unjudged.append(f"the known fault {name} may have cost drafts")
                 continue
-            clean = self._cold.reply(h.reply, clean_flags, program.driver)
-            if clean.accepted > h.reply.accepted:
+            # a pooled server may have lost drafts in the same way as the one under test
+            restored = any(e.what in ("restored", "loaded") for e in h.reply.events)
+            clean = self._cold.reply(h.reply, clean_flags, program.driver, alone=restored)
+            if not restored and clean.accepted > h.reply.accepted:
                 clean = self._cold.reply(h.reply, clean_flags, program.driver, alone=True)
             if clean.status != 200 or clean.tokens != h.reply.tokens:
                 continue

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from subjects.server.dress import MARKERS
 from subjects.server.scenario import DamageFile, EraseSlot, Restart, RestoreSlot, SaveSlot, ServerScenario
@@ -34,6 +35,19 @@ class _Slot:
 
     def copy(self) -> _Slot:
         return _Slot(self.tokens, dict(self.checkpoints), self.bad)
+
+
+@dataclass(frozen=True)
+class _Drafting:
+    """What the draft's memory of a slot holds: that of `done` of these tokens (no more than the client knows), the
+    positions `foreign` of which were made of something else."""
+
+    tokens: _Tokens = ()
+    done: int = 0
+    foreign: frozenset[int] = frozenset()
+
+
+_Held = TypeVar("_Held", _Slot, _Drafting)
 
 
 def stale_checkpoint(program: ServerScenario, trace: ServerTrace) -> Spoilt:
@@ -97,7 +111,7 @@ class _Following:
 
     def _follow(self, reply: Reply) -> bool:
         """Do to a slot what the events say; whether it is bad afterwards."""
-        prompt = self._prompt(reply)
+        prompt = _prompt(self.program, reply)
         kept = next((e.n for e in reply.events if e.what == "kept"), 0)
         self._slot(reply.slot).put = -1
         for e in reply.events:
@@ -106,7 +120,10 @@ class _Following:
             else:
                 self._event(self._slot(reply.slot), e, prompt)
         slot = self._slot(reply.slot)
-        slot.tokens = (*prompt, *reply.tokens)
+        if reply.status == 200:
+            slot.tokens = (*prompt, *reply.tokens)
+        else:  # a prompt that is refused leaves the slot as it was, one that fails clears it
+            slot.tokens = slot.tokens[: _common(slot.tokens, prompt)]
         return slot.bad is not None
 
     def _event(self, slot: _Slot, e: Event, prompt: _Tokens) -> None:
@@ -140,11 +157,7 @@ class _Following:
     def _load(self, slot: _Slot, prompt: _Tokens, kept: int) -> None:
         """One of the cached prompts that begin like this one; which one is not said. kept: tokens of it that are gone
         on from."""
-        # server-task.cpp takes none of which less than a quarter would be kept
-        fit = [
-            c for c in self.cached if (n := _common(c.tokens, prompt)) >= max(kept, 1) and 4 * n + 4 >= len(c.tokens)
-        ]
-        near = fit or [c for c in self.cached if not c.tokens or _common(c.tokens, prompt)] or self.cached
+        near = _near(self.cached, prompt, kept)
         slot.tokens = max((c.tokens for c in near), key=lambda t: _common(t, prompt), default=())
         slot.bad = min((c.bad for c in near if c.bad is not None), default=None)
         slot.checkpoints = {}
@@ -152,16 +165,24 @@ class _Following:
             for n, good in c.checkpoints.items():
                 slot.checkpoints[n] = good and slot.checkpoints.get(n, True)
 
-    def _prompt(self, reply: Reply) -> _Tokens:
-        """A prompt as its tokens, or what stands for each: two are equal only where the tokens are."""
-        if not reply.messages or self.program.model.recipe is None:
-            return reply.prompt
-        out: list[str] = []
-        for role, content in (*reply.messages, ("assistant", "")):
-            marker = f"<|{role}|>"
-            out.append(marker if marker in MARKERS else "")
-            out += [content[i : i + _PIECE] for i in range(0, len(content), _PIECE)]
-        return tuple(out)
+
+def _prompt(program: ServerScenario, reply: Reply) -> _Tokens:
+    """A prompt as its tokens, or what stands for each: two are equal only where the tokens are."""
+    if not reply.messages or program.model.recipe is None:
+        return reply.prompt
+    out: list[str] = []
+    for role, content in (*reply.messages, ("assistant", "")):
+        marker = f"<|{role}|>"
+        out.append(marker if marker in MARKERS else "")
+        out += [content[i : i + _PIECE] for i in range(0, len(content), _PIECE)]
+    return tuple(out)
+
+
+def _near(cached: list[_Held], prompt: _Tokens, kept: int) -> list[_Held]:
+    """Which of the cached prompts may be the one that was loaded for a prompt; `kept` tokens of it are gone on from."""
+    # server-task.cpp takes none of which less than a quarter would be kept
+    fit = [c for c in cached if (n := _common(c.tokens, prompt)) >= max(kept, 1) and 4 * n + 4 >= len(c.tokens)]
+    return fit or [c for c in cached if not c.tokens or _common(c.tokens, prompt)] or cached
 
 
 def _common(a: _Tokens, b: _Tokens) -> int:
@@ -174,33 +195,112 @@ def _common(a: _Tokens, b: _Tokens) -> int:
 
 
 def foreign_row(program: ServerScenario, trace: ServerTrace) -> Spoilt:
-    """The answers that draft-mtp or draft-eagle3 begins to draft with the hidden row of something else: it carries the
-    last row of a slot to its next prompt, and is told neither of tokens that are cut nor of a state that is restored.
-    What it notes then stays in the draft's memory. The answers are right; drafts are lost."""
-    if program.driver is None or program.driver.kind not in ("draft-mtp", "draft-eagle3"):
+    """The answers that draft-mtp or draft-eagle3 drafts with a position of its memory that was made of something else:
+    the driver is told neither of tokens that are cut nor of a state that is loaded. The answers are right; drafts are
+    lost, until the position is cut too."""
+    driver = program.driver
+    if driver is None or driver.kind not in ("draft-mtp", "draft-eagle3"):
         return frozenset()
-    ends: dict[int, int] = {}
-    """behind how many tokens a slot's row is, -1 where it or what is in the draft's memory is not its own"""
-    lost = False
-    found: set[int] = set()
-    for reply in sorted(trace.replies, key=lambda r: (r.request, r.task)):
-        match program.requests[reply.request]:
-            case Restart():
-                ends, lost = {}, False
-            case SaveSlot() | DamageFile():
-                pass
-            case RestoreSlot() | EraseSlot():
-                ends[reply.slot] = -1
-            case _ if reply.task >= 0:
-                kept = next((e.n for e in reply.events if e.what == "kept"), 0)
-                loaded = any(e.what == "loaded" for e in reply.events)
-                good = not lost and not loaded and kept == ends.get(reply.slot, 0)
-                if not good:
+    if driver.kind == "draft-mtp" and driver.draft is not None:
+        # drafts out of the target's memory, behind a row that each prompt renews
+        return frozenset()
+    return _Rows(program, shifted=driver.kind == "draft-eagle3").all(trace)
+
+
+_NOBODY_KNOWS = _Drafting(foreign=frozenset({0}))
+
+
+class _Rows:
+    """Follows which positions of the draft's memory are made of something else.
+
+    draft-mtp makes position p of token p and the hidden row of p - 1: where a prompt goes on behind p tokens, of the
+    row that the slot carries, whatever it is of. shifted: draft-eagle3 makes p of the row of p and token p + 1; of a
+    prompt that goes on behind p + 1 tokens it is kept with the token that was there, or waits for the row carried.
+    """
+
+    def __init__(self, program: ServerScenario, *, shifted: bool):
+        self.program, self.shifted = program, shifted
+        self.slots: dict[int, _Drafting] = {}
+        self.cached: list[_Drafting] = []
+        self.rows: dict[int, _Tokens | None] = {}
+        """the tokens behind which the row is that a slot carries, None where nobody knows"""
+
+    def all(self, trace: ServerTrace) -> Spoilt:
+        found: set[int] = set()
+        for reply in sorted(trace.replies, key=lambda r: (r.request, r.task)):
+            match self.program.requests[reply.request]:
+                case Restart():
+                    self.slots, self.cached, self.rows = {}, [], {}
+                case SaveSlot() | DamageFile():
+                    pass
+                case RestoreSlot():
+                    # a file has nothing of the draft's memory
+                    self.slots[reply.slot] = _NOBODY_KNOWS
+                case EraseSlot():
+                    self.slots.pop(reply.slot, None)
+                case _ if reply.task >= 0:
+                    if self._follow(reply):
+                        found.add(reply.request)
+                case _:
                     found.add(reply.request)
-                ends[reply.slot] = reply.length + len(reply.tokens) - 1 if good and reply.answered else -1
-            case _:
-                lost = True
-    return frozenset(found)
+                    self._lost()
+        return frozenset(found)
+
+    def _lost(self) -> None:
+        """Nobody knows which slot a request was for."""
+        slots = range(self.program.flags.parallel)
+        self.slots, self.rows = dict.fromkeys(slots, _NOBODY_KNOWS), dict.fromkeys(slots, None)
+        self.cached = [*self.cached, _NOBODY_KNOWS]
+
+    def _follow(self, reply: Reply) -> bool:
+        """Whether a position is foreign that the answer was drafted with."""
+        n, prompt = reply.slot, _prompt(self.program, reply)
+        kept = next((e.n for e in reply.events if e.what == "kept"), None)
+        for e in reply.events:
+            match e.what:
+                case "cached":  # whose prompt is told by its length alone
+                    fit = [s for s in self.slots.values() if len(s.tokens) - e.n in (0, 1)]
+                    self.cached += fit or self.slots.values()
+                case "cleared":
+                    self.slots[e.slot] = _Drafting()
+                case "loaded":
+                    self.slots[n] = self._load(prompt, kept or 0)
+                    row = self.rows.get(n, ())
+                    if row is not None and prompt[: len(row)] != row:
+                        self.rows[n] = None
+                case _:
+                    pass
+        if kept is None:
+            return False  # refused, or gone away, before anything was done
+        slot = self.slots.get(n, _Drafting())
+        row = self.rows.get(n, ())
+        on = row is not None and len(row) == kept and (prompt[:kept] == row or slot.done == kept)
+        foreign = {p for p in slot.foreign if p < kept}
+        if not self.shifted and not on:
+            foreign.add(kept)
+        if self.shifted and not on and kept and kept >= min(slot.done, _common(slot.tokens, prompt)):
+            foreign.add(kept - 1)
+        self._keep(reply, prompt, frozenset(foreign))
+        return bool(foreign)
+
+    def _keep(self, reply: Reply, prompt: _Tokens, foreign: frozenset[int]) -> None:
+        """What the slot holds afterwards, and whose row."""
+        n = reply.slot
+        if reply.status != 200:
+            self.slots[n], self.rows[n] = _NOBODY_KNOWS, None
+            return
+        tokens = (*prompt, *reply.tokens)
+        # the last token of an answer is not decoded
+        done = len(tokens) - 1 if reply.tokens else 0
+        self.slots[n] = _Drafting(tokens, done, foreign)
+        self.rows[n] = tokens[:done] if reply.answered and len(prompt) == reply.length else None
+
+    def _load(self, prompt: _Tokens, kept: int) -> _Drafting:
+        """What all the cached prompts have in common that may be the one that is loaded."""
+        near = _near(self.cached, prompt, kept) or [_NOBODY_KNOWS]
+        least = min(near, key=lambda c: _common(c.tokens, prompt))
+        done = min(c.done for c in near)
+        return _Drafting(least.tokens, done, frozenset().union(*(c.foreign for c in near)))
 
 
 SPOILERS: dict[str, Callable[[ServerScenario, ServerTrace], Spoilt]] = {

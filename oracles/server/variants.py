@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from subjects.server.scenario import AnyRequest, Chat, ServerScenario, Together, Turn
+from subjects.server.scenario import AnyRequest, Chat, ServerScenario, Together, Turn, asks_of
 from subjects.server.trace import Reply
 
 _OTHER = 5000
@@ -24,35 +24,27 @@ def other_histories(program: ServerScenario, reply: Reply) -> ServerScenario | N
     own = _lineage(requests, reply)
     changed = False
     for i, request in enumerate(requests):
-        asks = request.asks if isinstance(request, Together) else (request,)
-        new = []
-        for part, ask in enumerate(asks):
-            if isinstance(ask, Turn | Chat) and (i, part) not in own:
-                ask = msgspec.structs.replace(ask, stream=ask.stream + _OTHER)
-                changed = True
-            new.append(ask)
-        requests[i] = (
-            Together(asks=tuple(a for a in new if isinstance(a, Turn | Chat)))
-            if (isinstance(request, Together))
-            else new[0]
+        asks = asks_of(request)
+        new = tuple(
+            ask if (i, part) in own else msgspec.structs.replace(ask, stream=ask.stream + _OTHER)
+            for part, ask in enumerate(asks)
         )
+        if new != asks:
+            changed = True
+            requests[i] = Together(asks=new) if isinstance(request, Together) else new[0]
     return msgspec.structs.replace(program, requests=tuple(requests)) if changed else None
 
 
 def _lineage(requests: list[AnyRequest], reply: Reply) -> set[tuple[int, int]]:
     """The completions that a reply's conversation was made by, itself included."""
     found = {(reply.request, reply.part)}
-    at = requests[reply.request]
-    ask = at.asks[reply.part] if isinstance(at, Together) else at
-    assert isinstance(ask, Turn | Chat)
+    ask = asks_of(requests[reply.request])[reply.part]
     chat, conv = isinstance(ask, Chat), _goes_on(ask)
     for i in range(reply.request - 1, -1, -1):
         if conv is None:
             break
-        request = requests[i]
-        asks = request.asks if isinstance(request, Together) else (request,)
-        for part, ask in enumerate(asks):
-            if isinstance(ask, Turn | Chat) and isinstance(ask, Chat) == chat and ask.conv == conv:
+        for part, ask in enumerate(asks_of(requests[i])):
+            if isinstance(ask, Chat) == chat and ask.conv == conv:
                 found.add((i, part))
                 conv = _goes_on(ask)
                 break

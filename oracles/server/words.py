@@ -33,17 +33,10 @@ def did(reply: Reply) -> str:
     return ", ".join(dict.fromkeys(seen)) or "all of the prompt processed"
 
 
-def route(reply: Reply) -> str:
-    """By which way the answer's state came: the most telling deed, in a word."""
-    deeds = {e.what for e in reply.events}
-    for what in ("loaded", "restored", "reset", "replay"):
-        if what in deeds:
-            return what
-    return "kept" if reply.cached else "cold"
-
-
 def difference(held: Held) -> str:
     """How an answer differs from the cold one."""
+    if held.ends_elsewhere:
+        return f"it ends behind {len(held.reply.tokens)} tokens, where the cold server's has {len(held.cold.tokens)}"
     if held.token != held.expected:
         return (
             f"token {held.row} is {held.token}, not {held.expected}, which the cold server prefers by {held.gap:.3g}"

@@ -20,10 +20,11 @@ class NoAnswer(Exception):
 
 class Client:
     """Asks over a new connection each time: the server closes one that is kept after some requests, and what breaks
-    then looks like its end. Not for several threads."""
+    then looks like its end. Not for several threads. patience: seconds that an answer may take longer than TIMEOUT."""
 
-    def __init__(self, port: int):
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+    def __init__(self, port: int, patience: float = 0.0):
+        self._seconds = TIMEOUT + patience
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=self._seconds)
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Status and document of an answer. Raises NoAnswer."""
@@ -39,7 +40,7 @@ class Client:
             response = self._connection.getresponse()
             data = response.read()
         except TimeoutError as e:
-            raise NoAnswer(f"no answer within {TIMEOUT:.0f} s", hang=True) from e
+            raise NoAnswer(f"no answer within {self._seconds:.0f} s", hang=True) from e
         except (OSError, http.client.HTTPException) as e:
             raise NoAnswer(f"{type(e).__name__}: {e}") from e
         finally:
@@ -60,7 +61,7 @@ class Client:
                 if line.startswith(b"data: {"):
                     parts.append(_document(line[6:]))
         except TimeoutError as e:
-            raise NoAnswer(f"no answer within {TIMEOUT:.0f} s", hang=True) from e
+            raise NoAnswer(f"no answer within {self._seconds:.0f} s", hang=True) from e
         except (OSError, http.client.HTTPException) as e:
             raise NoAnswer(f"{type(e).__name__}: {e}") from e
         finally:

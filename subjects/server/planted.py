@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from subjects.server.scenario import shared
 from subjects.server.trace import Reply
 
 
@@ -27,13 +28,13 @@ class Plant:
 
     def request(self, body: dict[str, Any], asked: Reply, n_vocab: int) -> dict[str, Any]:
         """What is sent in place of `body`."""
-        shared = max((_common(p, asked.prompt) for p in self.before), default=0)
-        changed = self.changed(body, shared, n_vocab)
+        known = max((shared(p, asked.prompt) for p in self.before), default=0)
+        changed = self.changed(body, known, n_vocab)
         self.before.append(asked.prompt)
         return changed
 
-    def changed(self, body: dict[str, Any], shared: int, n_vocab: int) -> dict[str, Any]:
-        """The same, where `shared` tokens of the prompt were sent before."""
+    def changed(self, body: dict[str, Any], known: int, n_vocab: int) -> dict[str, Any]:
+        """The same, where `known` tokens of the prompt were sent before."""
         return body
 
     def answer(self, reply: Reply) -> Reply:
@@ -45,19 +46,19 @@ class Stale(Plant):
     """A prompt whose beginning was sent before is answered as if another token stood there: a cache of something
     else."""
 
-    def changed(self, body: dict[str, Any], shared: int, n_vocab: int) -> dict[str, Any]:
-        if "prompt" not in body or shared < 8:
+    def changed(self, body: dict[str, Any], known: int, n_vocab: int) -> dict[str, Any]:
+        if "prompt" not in body or known < 8:
             return body
         prompt = list(body["prompt"])
-        prompt[shared // 2] = (prompt[shared // 2] + 1) % n_vocab
+        prompt[known // 2] = (prompt[known // 2] + 1) % n_vocab
         return {**body, "prompt": prompt}
 
 
 class Leak(Plant):
     """A prompt that has nothing in common with the one before is answered as if that one's first token stood in it."""
 
-    def changed(self, body: dict[str, Any], shared: int, n_vocab: int) -> dict[str, Any]:
-        if "prompt" not in body or not self.before or not self.before[-1] or _common(self.before[-1], body["prompt"]):
+    def changed(self, body: dict[str, Any], known: int, n_vocab: int) -> dict[str, Any]:
+        if "prompt" not in body or not self.before or not self.before[-1] or shared(self.before[-1], body["prompt"]):
             return body
         return {**body, "prompt": [self.before[-1][0], *body["prompt"][1:]]}
 
@@ -92,8 +93,8 @@ class Accept(Plant):
 class Die(Plant):
     """The server ends when a prompt comes whose beginning was sent before."""
 
-    def changed(self, body: dict[str, Any], shared: int, n_vocab: int) -> dict[str, Any]:
-        if shared >= 8:
+    def changed(self, body: dict[str, Any], known: int, n_vocab: int) -> dict[str, Any]:
+        if known >= 8:
             os.kill(self.pid, signal.SIGSEGV)
         return body
 
@@ -107,13 +108,3 @@ PLANTED: dict[str, type[Plant]] = {
     "server-die": Die,
 }
 CANARY = "server-stale"
-
-
-def _common(a: tuple[int, ...] | list[int], b: tuple[int, ...] | list[int]) -> int:
-    """Tokens that two prompts have in common at their beginning."""
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n

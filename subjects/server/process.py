@@ -30,7 +30,9 @@ STOP_SECONDS = 2.0
 then it never leaves"""
 _POLL = 0.002
 _FILE_BYTES = 1 << 26
-"""of its log and of each saved slot: one that writes more is ended by the system"""
+"""of its log and of each saved slot, or so many as the model has: one that writes more is ended by the system"""
+_SLOW = 64 << 20
+"""bytes of a model for which everything may take a second longer"""
 _LOG_BYTES = 1 << 21
 """of a log's beginning, and of its end, that are read: a server that does one thing for ever has no more to tell"""
 _HOMES = "redraft-server-"
@@ -95,18 +97,24 @@ def _drafting(d: DriverParams, draft: Path | None, f: Flags) -> list[str]:
 class Server:
     """A running llama-server.
 
-    command: makes the command line, given the folder of saved slots. saves: whether there is one. The folder outlives
-    `restart`.
+    command: makes the command line, given the folder of saved slots. model: what it loads; how much it may write and
+    how long it may take follow from its size. saves: whether there is a folder, which outlives `restart`. fell: how it
+    was found to have ended when it was to be ended.
 
     Raises:
         ServerError: it ended, or said nothing of a port in time.
     """
 
-    def __init__(self, command: Callable[[Path | None], list[str]], *, saves: bool = False):
+    def __init__(self, command: Callable[[Path | None], list[str]], model: Path, *, saves: bool = False):
+        size = model.stat().st_size if model.is_file() else 0
+        self.patience = size / _SLOW
+        """seconds that everything may take longer than with a small model"""
+        self._most = max(_FILE_BYTES, size)
+        self.fell: End | None = None
         self.saves = _home() if saves else None
         self._command = command(self.saves)
         self._logs: list[bytes] = []
-        """of servers before the last restart"""
+        """of those that were ended"""
         self.max_rss_kb = 0
         try:
             self._start()
@@ -125,14 +133,14 @@ class Server:
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
                 # no thread of ours runs while a server starts
-                preexec_fn=partial(_as_child, os.getpid(), held),  # noqa: PLW1509
+                preexec_fn=partial(_as_child, os.getpid(), held, self._most),  # noqa: PLW1509
                 env=_environment(),
             )
         except OSError as e:
             raise ServerError(f"{self._command[0]}: {e.strerror}", End(how="error", text=str(e)), "") from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS + self.patience
         while (found := _LISTENS.search(self._bytes())) is None:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 end, log = self.ended() or End(how="hang"), self._bytes().decode("utf-8", "replace")
@@ -153,8 +161,8 @@ class Server:
         return os.pread(self._log.fileno(), 4096, max(size - 4096, 0))
 
     def log(self) -> str:
-        """What it and those before the last restart have said."""
-        return b"".join([*self._logs, self._bytes()]).decode("utf-8", "replace")
+        """What it has said since it was started."""
+        return self._bytes().decode("utf-8", "replace")
 
     def ended(self, wait: float = 0.0) -> End | None:
         """How it ended by itself, None while it lives; waits so many seconds for an end that is under way."""
@@ -164,17 +172,15 @@ class Server:
             return None
         if code is None:
             return None
+        if code == -signal.SIGXFSZ:  # by our own limit
+            if os.fstat(self._log.fileno()).st_size >= self._most:
+                return End(how="hang", text=f"it wrote {self._most >> 20} MiB of log")
+            return End(how="error", text=f"a file of more than {self._most >> 20} MiB was to be written")
         return End(how="signal", number=-code) if code < 0 else End(how="exit", number=code)
 
     def _end(self) -> None:
         """End it, with all that it has to say in the log: it says when it leaves, and what follows takes long."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + STOP_SECONDS
-            while _LEAVES not in self._last() and time.monotonic() < deadline:
-                if self.process.poll() is not None:
-                    break
-                time.sleep(_POLL)
+        self.fell = self.ended() or self._told_to_end()
         if self.process.poll() is None:
             self.max_rss_kb = max(self.max_rss_kb, _peak_kb(self.process.pid))
             self.process.kill()
@@ -183,16 +189,28 @@ class Server:
         self._log.close()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed below, or by the next start)
 
+    def _told_to_end(self) -> End | None:
+        """Ask it to end and wait for its last words; how it ended where that was not what it was asked for."""
+        self.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        while _LEAVES not in self._last() and time.monotonic() < deadline:
+            end = self.ended()
+            if end is not None:
+                return None if end.number == signal.SIGTERM or _LEAVES in self._last() else end
+            time.sleep(_POLL)
+        return None
+
     def restart(self) -> None:
         """End it and start it anew, with the same command line and saved slots. Raises ServerError."""
         self._end()
         self._log.close()
         self._start()
 
-    def stop(self) -> str:
-        """End it; what it said, to its last word. The folder of saved slots stays until `close`."""
+    def stop(self) -> list[str]:
+        """End it; what it said, to its last word, and those before each restart. The folder of saved slots stays until
+        `close`."""
         self._end()
-        return self.log()
+        return [log.decode("utf-8", "replace") for log in self._logs]
 
     def close(self) -> None:
         """Leave nothing behind; any number of times."""
@@ -224,14 +242,15 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _as_child(parent: int, mask: set[int | signal.Signals]) -> None:
-    """In the child, before it is llama-server. parent: who started it; mask: the signals that are blocked there."""
+def _as_child(parent: int, mask: set[int | signal.Signals], most: int) -> None:
+    """In the child, before it is llama-server. parent: who started it; mask: the signals that are blocked there; most:
+    bytes of each file that it may write."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # ended before it was asked for
             os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for us, who end it
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

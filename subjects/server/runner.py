@@ -32,6 +32,10 @@ from subjects.state.edits import OWN, Source, assemble, pieces_of
 
 TOPS = 10
 """most probable tokens that are asked for with each token"""
+LEAST = -80.0
+"""of logarithms of probabilities: float32 has no smaller ones, and what is below is rounding"""
+NO_NUMBER = -1e9
+"""in place of one that is none (JSON's null): as far off as can be"""
 DYING_SECONDS = 5.0
 """that an end of the server may take to show after it broke a connection"""
 _WORDS = ("north", "south", "east", "west", "red", "green", "blue", "one", "two", "three", "up", "down")
@@ -59,14 +63,17 @@ def run(
     files = any(isinstance(r, SaveSlot | RestoreSlot | EraseSlot) for r in program.requests)
     trace = ServerTrace()
     try:
-        server = Server(lambda saves: argv(binary, model, flags, driver, draft, saves), saves=files)
+        server = Server(lambda saves: argv(binary, model, flags, driver, draft, saves), model, saves=files)
     except ServerError as e:
-        trace.end = End(how="error" if e.end.how == "error" else "start", number=e.end.number, text=str(e))
+        number = -e.end.number if e.end.how == "signal" else e.end.number
+        trace.end = End(how="error" if e.end.how == "error" else "start", number=number, text=str(e))
         trace.log = e.log
         return trace
     try:
         _Run(program, server, trace, plant).all()
-        trace.log = session(server.stop())
+        trace.log = "".join(session(log) for log in server.stop())
+        if trace.end.how == "ok" and server.fell is not None:
+            trace.end = msgspec.structs.replace(server.fell, request=len(program.requests) - 1)
         attribute(trace)
     finally:
         trace.max_rss_kb = server.max_rss_kb
@@ -81,8 +88,9 @@ def words(stream: int, first: int, n: int) -> str:
 
 
 def session(text: str) -> str:
-    """A server's log without what it says of itself and the model until it listens, and without times."""
-    out, on = [], False
+    """A server's log without times, and without what it says of itself and the model until it listens; all of it where
+    it never does."""
+    out, on = [], "listening on http://" not in text
     for line in text.splitlines():
         if "listening on http://" in line:
             on = True
@@ -117,7 +125,7 @@ class _Run:
         self.plant = plant
         if plant:
             plant.pid, plant.drafts = server.process.pid, program.driver is not None
-        self.client = Client(server.port)
+        self.client = Client(server.port, server.patience)
         self.n_vocab = 0
         self.conversations: dict[int, list[int]] = {}
         self.prompts: dict[int, int] = {}
@@ -144,10 +152,12 @@ class _Run:
 
     def _end(self, replies: list[Reply]) -> End | None:
         """How the server ended, after these replies; None where it goes on."""
+        if self.server.fell is not None:
+            return self.server.fell  # a restart found it ended
         lost = [r for r in replies if r.status == 0]
         end = self.server.ended(DYING_SECONDS if lost else 0.0)
         if end is None and lost:
-            return End(how="hang", text=lost[0].error)
+            return End(how="hang" if any(r.late for r in lost) else "broken", text=lost[0].error)
         return end
 
     def _do(self, i: int, request: AnyRequest) -> list[Reply]:
@@ -200,7 +210,7 @@ class _Run:
         asked = [self._asked(a) for a in request.asks]
 
         def one(part: int) -> Reply:
-            client = Client(self.server.port)
+            client = Client(self.server.port, self.server.patience)
             try:
                 return self._complete(client, i, part, request.asks[part], asked[part])
             finally:
@@ -231,7 +241,7 @@ class _Run:
         try:
             reply.status, document = self.client.post(f"/slots/{slot}?action={action}", body)
         except NoAnswer as e:
-            reply.error = str(e)
+            reply.error, reply.late = str(e), e.hang
             return reply
         if reply.status == 200:
             reply.n = int(document.get({"save": "n_saved", "restore": "n_restored"}.get(action, "n_erased"), 0))
@@ -272,7 +282,9 @@ class _Run:
             self.server.restart()
         except ServerError as e:
             return Reply(request=i, error=str(e))
-        self.client = Client(self.server.port)
+        if self.server.fell is not None:
+            return Reply(request=i, error="it had ended before it was to be restarted")
+        self.client = Client(self.server.port, self.server.patience)
         if self.plant:
             self.plant.pid = self.server.process.pid
         return Reply(request=i, status=200)
@@ -303,7 +315,7 @@ def complete(client: Client, body: dict[str, Any], asked: Reply, cancel: int | N
             asked.status, documents = client.stream(path, body, cancel)
             asked.cancelled = True
     except NoAnswer as e:
-        asked.error = str(e)
+        asked.error, asked.late = str(e), e.hang
         return asked
     if asked.status != 200:
         asked.error = error_of(documents[0])
@@ -319,14 +331,24 @@ def complete(client: Client, body: dict[str, Any], asked: Reply, cancel: int | N
 
 def _read(reply: Reply, document: Any) -> None:
     tokens = tuple(int(x) for x in document.get("tokens", ()))
-    tops = tuple(_tops(p) for p in document.get("completion_probabilities") or [])
     reply.tokens += tokens
-    # a streamed part of a drafted token has no probabilities at all
-    reply.tops += tops + ((),) * (len(tokens) - len(tops))
+    reply.tops += aligned(tokens, document.get("completion_probabilities") or [])
     reply.text += document.get("content", "")
     reply.slot = int(document.get("id_slot", reply.slot))
     _read_timings(reply, document)
     reply.length = len(reply.prompt)
+
+
+def aligned(tokens: tuple[int, ...], probabilities: list[Any]) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """The most probable tokens beside each token: of a streamed part of a drafted token nothing is told, nor of one with
+    which a character of several bytes is not complete yet."""
+    out: list[tuple[tuple[int, float], ...]] = []
+    at = 0
+    for t in tokens:
+        mine = at < len(probabilities) and int(probabilities[at]["id"]) == t
+        out.append(_tops(probabilities[at]) if mine else ())
+        at += mine
+    return tuple(out)
 
 
 def _read_chat(reply: Reply, document: Any) -> None:
@@ -341,9 +363,8 @@ def _read_chat(reply: Reply, document: Any) -> None:
 
 
 def _tops(probability: Any) -> tuple[tuple[int, float], ...]:
-    # null, where a probability is no number: as far off as can be, and JSON that can be read back
     told = ((int(t["id"]), t["logprob"]) for t in probability.get("top_logprobs", ()))
-    return tuple((token_id, -1e30 if p is None else float(p)) for token_id, p in told)
+    return tuple((token_id, NO_NUMBER if p is None else max(float(p), LEAST)) for token_id, p in told)
 
 
 def _read_timings(reply: Reply, document: Any) -> None:

@@ -8,6 +8,7 @@ meaningful.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -168,15 +169,27 @@ def loads(text: str | bytes) -> ServerScenario:
     return parsed(text, _DECODER, VERSION)
 
 
+def asks_of(request: AnyRequest) -> tuple[Turn | Chat, ...]:
+    """The completions that a request asks for."""
+    match request:
+        case Turn() | Chat():
+            return (request,)
+        case Together(asks=asks):
+            return asks
+        case _:
+            return ()
+
+
 def asked(program: ServerScenario) -> list[tuple[int, Turn | Chat]]:
     """Every completion that a program asks for, with the number of its request, in order."""
-    out: list[tuple[int, Turn | Chat]] = []
-    for i, r in enumerate(program.requests):
-        match r:
-            case Turn() | Chat():
-                out.append((i, r))
-            case Together():
-                out += [(i, a) for a in r.asks]
-            case _:
-                pass
-    return out
+    return [(i, ask) for i, request in enumerate(program.requests) for ask in asks_of(request)]
+
+
+def file_name(file: int) -> str:
+    """A saved slot's file in the --slot-save-path."""
+    return f"slot-{file}.bin"
+
+
+def shared(a: Sequence[object], b: Sequence[object]) -> int:
+    """Tokens that two prompts have in common at their beginning."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

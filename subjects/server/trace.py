@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from subjects.trace import End as ProcessEnd
 from subjects.trace import Piece
 
 Deed = Literal[
@@ -39,7 +40,7 @@ class Reply(msgspec.Struct, kw_only=True):
     """The answer to one completion or slot action: number `part` of request `request` of the program.
 
     status: HTTP status, 0 where there was no answer (`error` says why). prompt: token ids that were sent; messages:
-    (role, content) for a chat. tokens: answered, or received before the client went away (`cancelled`). tops: for each
+    (role, content) for a chat. tokens: answered, or received before the client went away (`cancelled`). late: nothing came in time. tops: for each
     token the most probable ones with their logarithms of probability; empty for tokens that were drafted, of which the
     server tells none. cached: prompt
     tokens that were not processed again, of `length`. n: tokens that a slot action saved, restored
@@ -57,6 +58,7 @@ class Reply(msgspec.Struct, kw_only=True):
     tops: tuple[tuple[tuple[int, float], ...], ...] = ()
     text: str = ""
     cancelled: bool = False
+    late: bool = False
     cached: int = 0
     processed: int = 0
     length: int = 0
@@ -82,13 +84,22 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """How the server was after the program.
 
     how: `ok`, it lived and we ended it; `signal` or `exit`, it ended by itself, in request `request`; `hang`, it gave
-    no answer in time; `start`, it did not start; `error`, a fault of ours. text: what it said last.
+    no answer in time, or did nothing but write its log; `broken`, it broke a connection and lives; `start`, it did not
+    start; `error`, a fault of ours. number: of the signal, or exit code; of a start a signal is negative, and 0 says
+    that it was not ready in time. text: what it said last.
     """
 
-    how: Literal["ok", "signal", "exit", "hang", "start", "error"] = "ok"
+    how: Literal["ok", "signal", "exit", "hang", "broken", "start", "error"] = "ok"
     number: int = 0
     request: int = -1
     text: str = ""
+
+
+def ended(end: End) -> ProcessEnd:
+    """The same as the end of a process, which `oracles.crash` reads."""
+    if end.how == "start":
+        return ProcessEnd("signal", -end.number) if end.number < 0 else ProcessEnd("exit", end.number)
+    return ProcessEnd("hang" if end.how == "broken" else end.how, end.number)
 
 
 class ServerTrace(msgspec.Struct, kw_only=True):

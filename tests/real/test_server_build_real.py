@@ -43,7 +43,7 @@ def test_its_name_is_of_all_that_it_loads(server_build: ServerBuild) -> None:
 
 def test_it_serves(server_build: ServerBuild, build: Bench) -> None:
     model = Path(from_recipe(get("llama"), build.models, form=SERVED).path)
-    running = Server(lambda saves: argv(server_build.path, model, Flags(), None, None, saves))
+    running = Server(lambda saves: argv(server_build.path, model, Flags(), None, None, saves), model)
     try:
         client = Client(running.port)
         status, document = client.post("/completion", {"prompt": [1, 2, 3], "n_predict": 2, "return_tokens": True})

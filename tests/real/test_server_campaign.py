@@ -182,7 +182,7 @@ def test_what_is_stored_shows_as_its_entry_says(server: ServerBuild, name: str) 
             first = judgement.violations[0]
             signature = sign(first, program, model.traits.memory, route_of(judgement, first))
             assert match_server(signature, program, judgement.trace, [fault], first.check.step) == fault, signature
-            assert avoid.triggered(fault.avoidance, program, judgement.trace) is not None
+            assert avoid.to_blame(fault.avoidance, program, judgement.trace, first.check.step)
 
 
 def test_known_faults_are_stored() -> None:

@@ -21,7 +21,9 @@ MTP = DriverParams(kind="draft-mtp")
 class FakeServer:
     made: ClassVar[list[FakeServer]] = []
 
-    def __init__(self, command: Callable[[Path | None], list[str]]):
+    patience = 0.0
+
+    def __init__(self, command: Callable[[Path | None], list[str]], _model: Path):
         self.command = command(None)
         self.port, self.closed, self.end = 1, 0, None
         self.made.append(self)

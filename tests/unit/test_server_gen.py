@@ -13,7 +13,7 @@ import pytest
 from fuzz import strategies
 from fuzz.models import Model
 from fuzz.server.fit import PAD, Book, Talk, valid
-from fuzz.server.flags import FLAG_SETS, PALETTE, crowded, flag_set, palette
+from fuzz.server.flags import FLAG_SETS, PALETTE, flag_set, palette
 from fuzz.server.gen import BACK, LONG, MAX_REQUESTS, PREDICT, cuts, lengths, offsets, programs
 from fuzz.traits import traits_of
 from subjects import pairs, recipes
@@ -344,10 +344,10 @@ def test_small_micro_batches_with_a_driver() -> None:
     """They end the server at once where the memory keeps earlier states: seldom, but in every palette."""
     m = drafting("qwen35-mtp")
     found = generate(programs(m), 0, SLICE)
-    small = sum(crowded(p.flags, m.traits, p.driver) for p in found)
+    small = sum(crowded(p.flags, p.driver, m.traits.rollback) for p in found)
     assert 0 < small < SLICE / 20
     for seed in range(20):
-        assert any(crowded(f, m.traits, d) for f, d in palette(m.traits, m.driver, seed) if d)
+        assert any(crowded(f, d, m.traits.rollback) for f, d in palette(m.traits, m.driver, seed))
     dense = drafting("llama-eagle3")
     assert len(palette(dense.traits, dense.driver, 0)) == PALETTE
 

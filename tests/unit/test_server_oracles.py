@@ -70,15 +70,17 @@ def test_a_server_that_lives_is_right() -> None:
         ("signal", 11, "said\n", "SIGSEGV"),
         ("exit", 1, "", "exit 1"),
         ("hang", 0, "", "hang"),
+        ("broken", 0, "", "reset by peer"),
     ],
 )  # fmt: skip
 def test_an_end_is_told_by_what_the_server_said(how: str, number: int, log: str, text: str) -> None:
-    (v,) = alive(how, number, log=log).violations
+    (v,) = alive(how, number, log=log, text="reset by peer").violations
     assert v.kind == "crash"
     assert (v.check.kind, v.check.step, v.suspects) == ("alive", 1, (1,))
     assert text.lower() in v.check.what.lower()
     assert v.key == f"server-alive:{v.check.what}"
-    verb = "gave no answer" if how == "hang" else "ended the server"
+    verbs = {"hang": "was given no answer", "broken": "lost its connection, while the server lives"}
+    verb = verbs.get(how, "ended the server")
     assert v.because.startswith(f"Request 1 (turn) must be answered; but it {verb}: ")
     assert "/src" not in v.because
 
@@ -90,7 +92,8 @@ def test_a_server_that_does_not_start_is_judged_by_how_it_ended() -> None:
         "unknown", ("not started: llama-server did not start: invalid argument",),
     )  # fmt: skip
     assert alive("error", 0, -1, text="no such file").value == "unknown"
-    (v,) = alive("start", 6, -1, log="/s/ggml.c:7: GGML_ASSERT(x) failed\n").violations
+    assert alive("start", 0, -1, text="llama-server did not start in time").value == "unknown"
+    (v,) = alive("start", -6, -1, log="/s/ggml.c:7: GGML_ASSERT(x) failed\n").violations
     assert v.because.startswith("Request 0 (the start) must be answered; but it ended the server: ggml.c: GGML_ASSERT")
 
 
