@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from fuzz.folder import VERSION, BadFinding, decode, finite, put, slug_of, sweep, to_json, told
+from fuzz.folder import VERSION, BadFinding, check, decode, finite, put, slug_of, sweep, to_json, told
 from fuzz.repro import driver_cpp, plain
 from fuzz.repro.cpp import repro_cpp
 from fuzz.repro.python import repro_py
@@ -132,9 +132,7 @@ def load(folder: Path) -> Finding:
     """
     with told(folder):
         finding = decode(folder, Finding)
-        for name, ours in (("scenario.json", finding.scenario), ("original.json", finding.original)):
-            if scenarios.loads((folder / name).read_bytes()).key() != ours.key():
-                raise BadFinding(f"{folder / name} is not the program of finding.json")
+        check(folder, finding.scenario, finding.original)
     return finding
 
 

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fuzz import programs
+from fuzz.programs import AnyProgram
 from oracles.verdict import Violation
 
 VERSION = 1
@@ -103,6 +105,13 @@ def decode(folder: Path, kind: type[_T]) -> _T:
     if not isinstance(raw, dict) or raw.get("version") != VERSION:
         raise BadFinding(f"{path}: not a finding of version {VERSION}")
     return msgspec.json.decode(text, type=kind, strict=True)
+
+
+def check(folder: Path, scenario: AnyProgram, original: AnyProgram) -> None:
+    """Raises BadFinding, OSError or ValueError (see `told`) where the programs beside finding.json are not these."""
+    for name, ours in (("scenario.json", scenario), ("original.json", original)):
+        if programs.loads((folder / name).read_bytes()).key() != ours.key():
+            raise BadFinding(f"{folder / name} is not the program of {NAME}")
 
 
 @contextmanager

@@ -166,7 +166,7 @@ def add(p: argparse.ArgumentParser) -> None:
         "--all-variants",
         action="store_true",
         help="with --driver: hold every program against the draft-mtp in Python, not one in eight; with --subject "
-        "server: compare every program with other histories and other drafting",
+        "server: compare every program, not one in eight, with other histories",
     )
     p.add_argument(
         "--engine",

@@ -111,11 +111,13 @@ def checked(args: argparse.Namespace, flags: str, model: str, requests: int, out
         process.terminate()
         process.wait()
         raise
-    if not text:
+    name = f"the campaign with {flags} on {model}"
+    if process.returncode not in (0, 1) or not text:
         last = said.strip().splitlines()[-1:]
-        raise Stop(f"the campaign with {flags} on {model} ended with {process.returncode}: {' '.join(last)}")
-    document = json.loads(text)
-    assert isinstance(document, dict)
+        raise Stop(f"{name} ended with {process.returncode}: {' '.join(last)}")
+    document: dict[str, Any] = json.loads(text)
+    if document["requests"] < requests:
+        raise Stop(f"{name} checked {document['requests']} requests of {requests}")
     return document
 
 

@@ -90,7 +90,7 @@ def compare(got_path: str, cold_path: str, band: str, far: str) -> int:
     if "error" in got and tokens(cold):
         print(f"DIFFERENT: {show(got_path)}, and a cold server answers")
         return 1
-    if not tokens(cold):
+    if not got or not tokens(cold):
         print(f"nothing to compare: {show(got_path)} / {show(cold_path)}")
         return 2
     probable = list(zip(tops(got), tops(cold), strict=False))

@@ -174,12 +174,17 @@ def _drops_cells(edits: list[BlobEdit]) -> bool:
     )
 
 
+def _several_cells(program: ServerScenario) -> Callable[[list[BlobEdit]], bool]:
+    """Whether edits claim several recurrent cells for a slot, as many as there are slots at most."""
+    return lambda edits: harm.claims_several_recurrent_cells(edits, program.flags.parallel)
+
+
 # --- drafting ---------------------------------------------------------------------------------------------------------
 
 
 def _draft_file(program: ServerScenario) -> int | None:
     """The first request after a restore, where the draft has a context with positions of its own: a slot file has
-    nothing of it. (draft-mtp takes any; what it drafts then is server-draft-row.)"""
+    nothing of it. (draft-mtp decodes behind any; what it drafts then is server-draft-mtp-file.)"""
     driver = program.driver
     if driver is None or driver.kind not in ("draft-eagle3", "draft-simple"):
         return None
@@ -230,6 +235,25 @@ def _window(program: ServerScenario) -> ServerScenario:
     return replace(program, flags=replace(program.flags, swa_full=False))
 
 
+def _window_reuse(program: ServerScenario) -> int | None:
+    """find_slot() takes cells outside of their slot's window for free, also where --swa-full is to keep them; of a
+    cache that slots share another slot takes them. The first request behind that of another slot, or at its time."""
+    f = program.flags
+    if not (f.swa_full and f.kv_unified) or f.parallel < 2:
+        return None
+    before = 0
+    for i, request in enumerate(program.requests):
+        before = 0 if isinstance(request, Restart) else before + len(asks_of(request))
+        if before > 1 and asks_of(request):
+            return i
+    return None
+
+
+def _cache_for_each(program: ServerScenario) -> ServerScenario:
+    f = program.flags
+    return replace(program, flags=replace(f, kv_unified=False, ctx=f.ctx * f.parallel))
+
+
 # --- what is seen in a run only ---------------------------------------------------------------------------------------
 
 
@@ -275,6 +299,12 @@ SERVER_AVOIDANCES: dict[str, ServerAvoidance] = {
             _undamaged(_drops_cells),
         ),
         ServerAvoidance(
+            "server-double-cell",
+            "restore of a slot file that claims several recurrent cells: assertion abort",
+            lambda p: _restored(p, _several_cells(p)),
+            lambda p: _undamaged(_several_cells(p))(p),
+        ),
+        ServerAvoidance(
             "server-draft-file",
             "a slot restored from a file, where the draft has a memory of its own: it is not restored",
             _draft_file,
@@ -291,6 +321,24 @@ SERVER_AVOIDANCES: dict[str, ServerAvoidance] = {
             "--swa-full with a slot file or a prompt cache: what is saved is the window alone",
             _full_window,
             _window,
+        ),
+        ServerAvoidance(
+            "server-window-reuse",
+            "--swa-full with --kv-unified and several slots: one takes cells that another one is to keep",
+            _window_reuse,
+            _cache_for_each,
+        ),
+        ServerAvoidance(
+            "server-brim",
+            "drafting up to the end of a slot's context: the last tokens are not answered (seen in the run)",
+            _never,
+            _same,
+        ),
+        ServerAvoidance(
+            "server-draft-mtp-file",
+            "draft-mtp behind tokens restored from a file, of which its memory has nothing (seen in the run)",
+            _never,
+            _same,
         ),
         ServerAvoidance(
             "server-draft-row",

@@ -10,7 +10,7 @@ import msgspec
 
 from fuzz import finding as library
 from fuzz.finding import Finding, Kind
-from fuzz.folder import NAME, VERSION, BadFinding, decode, finite, put, to_json, told
+from fuzz.folder import NAME, VERSION, check, decode, finite, put, to_json, told
 from fuzz.repro.text import scrub
 from fuzz.server import model
 from fuzz.server.readme import explain, readme
@@ -108,9 +108,7 @@ def load(folder: Path) -> ServerFinding:
     """
     with told(folder):
         finding = decode(folder, ServerFinding)
-        for name, ours in (("scenario.json", finding.scenario), ("original.json", finding.original)):
-            if scenarios.loads((folder / name).read_bytes()).key() != ours.key():
-                raise BadFinding(f"{folder / name} is not the program of {NAME}")
+        check(folder, finding.scenario, finding.original)
     return finding
 
 

@@ -17,7 +17,7 @@ from fuzz.server.avoid import repaired, to_blame
 from fuzz.server.finding import ServerFinding
 from fuzz.server.flags import flag_set, palette
 from fuzz.server.gen import Setting, programs
-from fuzz.server.triage import ServerTriaged, triage
+from fuzz.server.triage import ROUTES, ServerTriaged, triage
 from fuzz.strategies import generate
 from fuzz.triage import Symptom
 from oracles.server.judge import ServerJudge, ServerJudgement
@@ -29,20 +29,12 @@ from subjects.server.trace import ended
 SLICE = 24
 
 
-# what titles of findings say, by oracle and by what the server did before
+# what titles of findings say, by oracle
 _WRONG = {
     "server-answer": "another answer than a cold server's",
     "server-history": "an answer depends on other conversations",
     "server-drafting": "drafting changes an answer",
     "server-acceptance": "fewer drafts are accepted",
-}
-_ROUTES = {
-    "file": "after a slot was restored from a file",
-    "cache": "after a prompt came out of the prompt cache",
-    "checkpoint": "after a context checkpoint was restored",
-    "replay": "after a draft was accepted in part and replayed",
-    "reset": "after all of the prompt was processed again",
-    "kept": "behind tokens that the slot kept",
 }
 
 
@@ -213,8 +205,9 @@ def title_of(t: ServerTriaged, memory: str) -> str:
     on = f"on {memory} memory" + (f" with {program.driver.kind}" if program.driver else "")
     name = str(program.requests[t.culprit].__struct_config__.tag)
     if v.oracle == "server-alive":
-        return f"{name} ends llama-server {on}: {v.check.what}"
+        what = "breaks its connection" if t.judgement.trace.end.how == "broken" else "ends llama-server"
+        return f"{name} {what} {on}: {v.check.what}"
     if v.oracle == "server-slot":
         return f"{name} is answered wrongly {on}: {v.key}"
-    how = " and ".join(_ROUTES[part] for part in t.route.split("+")) if t.route else ""
+    how = " and ".join(ROUTES[part][1] for part in t.route.split("+")) if t.route else ""
     return " ".join(x for x in (_WRONG.get(v.oracle, "a wrong answer"), how, on) if x)

@@ -138,8 +138,7 @@ def _observed(finding: ServerFinding, trace: ServerTrace, cold: Cold) -> list[st
     reply, clean = trace.reply(check.step, part), cold.get((check.step, part))
     lines: list[str] = []
     if check.kind == "alive":
-        verb = "was never answered, and the server was killed" if finding.hang else f"ended the server{_how(trace)}"
-        lines.append(f"request {check.step} {verb}; it must live and answer")
+        lines.append(f"request {check.step} {_end(finding, trace)}; it must live and answer")
     elif reply is not None:
         lines += _differs(finding, reply, clean)
         if did := words.deeds(reply):
@@ -190,6 +189,14 @@ def _differs(finding: ServerFinding, reply: Reply, clean: Reply | None) -> list[
 def _together(finding: ServerFinding) -> bool:
     i = finding.check.step
     return i < len(finding.scenario.requests) and isinstance(finding.scenario.requests[i], Together)
+
+
+def _end(finding: ServerFinding, trace: ServerTrace) -> str:
+    if finding.hang:
+        return "was never answered, and the server was killed"
+    if trace.end.how == "broken":
+        return "was not answered: the connection broke, and the server lived on"
+    return f"ended the server{_how(trace)}"
 
 
 def _how(trace: ServerTrace) -> str:

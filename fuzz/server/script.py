@@ -162,7 +162,7 @@ told() {{
     done
     if [ "$code" -ne 0 ]; then
         echo "$2: $(cat "$work/$1.error")"
-        exit 2
+        exit {broken}
     fi
     echo "$2: $(answers show "$work/$1")"
 }}
@@ -182,7 +182,8 @@ def repro_sh(finding: ServerFinding, trace: ServerTrace) -> str:
     names = [f"{name}=${{{i}:-}}" for i, name in enumerate(given, 1)]
     names.append(f"server=${{{len(given) + 1}:-${{LLAMA_SERVER:-llama-server}}}}")
     blocks = [head + "\n".join(names) + "\n" + _SET_UP.format(usage=usage, given=len(given)) + _write(program)]
-    dead = {"start": trace.end.how == "start", "died": alive, "hung": finding.hang}
+    how = trace.end.how
+    dead = {"start": how == "start", "died": alive, "broken": how == "broken", "hung": finding.hang}
     codes = {name: 1 if shown else 2 for name, shown in dead.items()}
     blocks.append(_FUNCTIONS.format(hang=int(TIMEOUT), **codes))
     blocks += [_Lines(program, trace).all(), _verdict(finding, trace)]

@@ -15,10 +15,18 @@ from subjects.server.trace import Deed, Reply
 
 # oracles that need more runs than the one of the program
 VARIANTS = frozenset({"server-history", "server-drafting"})
-# what the server may have done for a reply, as signatures say it, the most telling first; those that go together
-# (a prompt comes out of the cache, and goes on from a checkpoint there) are all told
-_TOGETHER: tuple[tuple[Deed, str], ...] = (("loaded", "cache"), ("restored", "checkpoint"))
-_ALONE: tuple[tuple[Deed, str], ...] = (("replay", "replay"), ("reset", "reset"), ("kept", "kept"))
+ROUTES: dict[str, tuple[Deed | None, str]] = {
+    "file": (None, "after a slot was restored from a file"),
+    "cache": ("loaded", "after a prompt came out of the prompt cache"),
+    "checkpoint": ("restored", "after a context checkpoint was restored"),
+    "replay": ("replay", "after a draft was accepted in part and replayed"),
+    "reset": ("reset", "after all of the prompt was processed again"),
+    "kept": ("kept", "behind tokens that the slot kept"),
+}
+"""what the server may have done before a wrong answer, the most telling first: as signatures name it, how it is seen,
+and as titles say it"""
+# a prompt comes out of the cache, and goes on from a checkpoint there
+_TOGETHER = ("file", "cache", "checkpoint")
 
 
 @dataclass
@@ -108,9 +116,8 @@ def plainer(
 
 
 def route_of(judgement: ServerJudgement, violation: Violation) -> str:
-    """What the server did before the wrong reply: `file` (the slot was restored from one), `cache` (the prompt came out
-    of the prompt cache), `checkpoint`, `replay` (the state before a draft was restored), `reset`, `kept`; for a slot
-    action, which. Empty where it did nothing of these."""
+    """What the server did before the wrong reply, as ROUTES has it; for a slot action, which. Empty for none of
+    these."""
     program, check = judgement.program, violation.check
     request = program.requests[check.step] if 0 <= check.step < len(program.requests) else None
     if isinstance(request, SaveSlot | RestoreSlot | EraseSlot | DamageFile):
@@ -118,10 +125,11 @@ def route_of(judgement: ServerJudgement, violation: Violation) -> str:
     reply = judgement.trace.reply(check.step, max(check.seq, 0))
     if reply is None:
         return ""
-    done = {e.what for e in reply.events}
-    parts = ["file"] if _from_file(judgement, reply) else []
-    parts += [name for deed, name in _TOGETHER if deed in done]
-    return "+".join(parts) or next((name for deed, name in _ALONE if deed in done), "")
+    done: set[Deed | None] = {e.what for e in reply.events}
+    if _from_file(judgement, reply):
+        done.add(None)
+    ways = [name for name, (deed, _) in ROUTES.items() if deed in done]
+    return "+".join(w for w in ways if w in _TOGETHER) or next(iter(ways), "")
 
 
 def _from_file(judgement: ServerJudgement, reply: Reply) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from fuzz.repro.phrases import count, listed
 from fuzz.repro.text import scrub
 from fuzz.repro.words import edit_words
+from oracles.server.words import told
 from subjects.scenario import DriverParams
 from subjects.server.process import argv
 from subjects.server.scenario import (
@@ -29,6 +30,8 @@ from subjects.server.trace import Event, Reply, ServerTrace
 _SERVER, _MODEL = Path("llama-server"), Path("MODEL.gguf")
 _ALWAYS = ("--spec-type", "--spec-draft-n-max")
 NO_ANSWER = "**no answer**"
+# what is done before a prompt is processed
+_BEFORE = ("cached", "loaded", "cleared", "restored", "reset")
 
 
 def seen_with(build: str, environment: Mapping[str, str | int | list[str]]) -> str:
@@ -67,13 +70,13 @@ def flags_text(flags: Flags, driver: DriverParams | None) -> str:
 
 def program(scenario: ServerScenario, trace: ServerTrace) -> list[str]:
     """One sentence for each request that was sent."""
-    told = Words()
+    so_far = Words()
     lines: list[str] = []
     for i, request in enumerate(scenario.requests):
         replies = [r for r in trace.replies if r.request == i]
         if not replies:
             break
-        lines.append(told.sentence(request, replies))
+        lines.append(so_far.sentence(request, replies))
     return lines
 
 
@@ -169,20 +172,15 @@ def refusal(reply: Reply) -> str:
 
 def deeds(reply: Reply) -> list[str]:
     """What the server did with a prompt, in the order of its effect."""
-    said = [f"{reply.cached} cached"] if reply.cached else []
     by: dict[str, list[Event]] = {}
     for e in reply.events:
         by.setdefault(e.what, []).append(e)
-    said += [f"the slot's prompt of {count(e.n, 'token')} put into the prompt cache" for e in by.get("cached", ())]
-    said += ["a prompt taken from the prompt cache"] * bool(by.get("loaded"))
-    said += [f"the slot's prompt of {count(e.n, 'token')} dropped" for e in by.get("cleared", ())]
-    for e in by.get("restored", ()):
-        said.append(f"checkpoint at {e.of or e.n} restored" + (f" up to {e.n}" if e.of not in (0, e.n) else ""))
-    said += ["nothing of it kept, all processed again"] * bool(by.get("reset"))
+    said = [f"{reply.cached} cached"] if reply.cached else []
+    said += dict.fromkeys(told(e) for what in _BEFORE for e in by.get(what, ()))
     for what, verb in (("erased", "dropped"), ("checkpoint", "made")):
         if places := _places(by.get(what, ())):
             said.append(f"{places} {verb}")
-    return said + [f"refused: {scrub(e.text)}" for e in by.get("refused", ())]
+    return said + [scrub(told(e)) for e in by.get("refused", ())]
 
 
 def _places(events: Iterable[Event]) -> str:

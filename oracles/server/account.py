@@ -62,12 +62,14 @@ class Clean:
     """What a server that drafts and keeps nothing accepts of its drafts, against one that restored something.
 
     reply, clean: of the same prompt, with the same answer. probes: (accepted here, accepted by the clean server) for
-    other continuations of the same state, which tell a lost state from a near tie of the draft.
+    other continuations of the same state, which tell a lost state from a near tie of the draft. coarse: a known fault
+    costs one draft in a hundred or so, and only a much greater loss is another.
     """
 
     reply: Reply
     clean: Reply
     probes: tuple[tuple[int, int], ...] = ()
+    coarse: bool = False
 
     @property
     def drop(self) -> int:
@@ -78,7 +80,10 @@ class Clean:
     def wrong(self) -> bool:
         """The drop shows with other continuations too, and they do not make up for it."""
         drops = sum(mine < theirs for mine, theirs in self.probes)
-        return self.drop > 0 and drops >= 2 and sum(a - b for a, b in self.probes) < 0
+        mine, theirs = sum(a for a, _ in self.probes), sum(b for _, b in self.probes)
+        if self.coarse:
+            return self.drop > 0 and drops >= 4 and theirs >= 9 and 3 * mine <= 2 * theirs
+        return self.drop > 0 and drops >= 2 and mine < theirs
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def violation(oracle: str, h: Held, rule: str = RULE, what: str = "", because: s
         row=min(lengths) if own == "length" else h.row,
         band=h.band,
         expected=lengths if own == "length" else (h.token, h.expected),
-        what=what or own,
+        what=own if own == "length" else what or own,
     )
     argument = because or (
         f"The answer to {place(h.reply)} must equal the cold server's, because both continue the same "

@@ -209,10 +209,6 @@ class ServerJudge:
         for h in account.held:
             if not (h.reply.answered and h.reply.cached and h.reply.drafted) or h.token != h.expected or h.wrong:
                 continue
-            if h.reply.request in account.misdrafted:
-                name = account.misdrafted[h.reply.request]
-                account.unjudged.append(f"the known fault {name} may have cost drafts")
-                continue
             # a pooled server may have lost drafts in the same way as the one under test
             restored = any(e.what in ("restored", "loaded") for e in h.reply.events)
             clean = self._cold.reply(h.reply, clean_flags, program.driver, alone=restored)
@@ -220,9 +216,10 @@ class ServerJudge:
                 clean = self._cold.reply(h.reply, clean_flags, program.driver, alone=True)
             if clean.status != 200 or clean.tokens != h.reply.tokens:
                 continue
-            found = Clean(h.reply, clean)
+            coarse = h.reply.request in account.misdrafted
+            found = Clean(h.reply, clean, coarse=coarse)
             if found.drop > 0:
-                found = Clean(h.reply, clean, self._probes(program, h.reply, fault))
+                found = Clean(h.reply, clean, self._probes(program, h.reply, fault), coarse)
             account.clean.append(found)
             if found.wrong:
                 return

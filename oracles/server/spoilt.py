@@ -128,6 +128,8 @@ class _Following:
 
     def _event(self, slot: _Slot, e: Event, prompt: _Tokens) -> None:
         common = _common(slot.tokens, prompt)
+        # of a cache that all slots share, others may have taken the cell that is out of the next token's window
+        shared = self.program.flags.kv_unified and self.program.flags.parallel > 1
         match e.what:
             case "cached":
                 # whose prompt is told by its length alone
@@ -149,7 +151,7 @@ class _Following:
                 if self.stale:
                     slot.checkpoints = {n: good and n <= common for n, good in slot.checkpoints.items()}
             case "checkpoint":
-                worn = not self.stale and e.n == slot.put
+                worn = not self.stale and e.n - slot.put in ((0, 1) if shared and slot.put >= 0 else (0,))
                 slot.checkpoints[e.n] = slot.bad is None and not worn
             case _:
                 pass
@@ -292,6 +294,10 @@ class _Rows:
         tokens = (*prompt, *reply.tokens)
         # the last token of an answer is not decoded
         done = len(tokens) - 1 if reply.tokens else 0
+        rounds = reply.rounds()
+        if self.shifted and rounds and rounds[-1][0] < rounds[-1][1]:
+            # one token was left, for which nothing is drafted: the one that was rejected before it stays
+            foreign |= {done - 2}
         self.slots[n] = _Drafting(tokens, done, foreign)
         self.rows[n] = tokens[:done] if reply.answered and len(prompt) == reply.length else None
 
@@ -303,13 +309,70 @@ class _Rows:
         return _Drafting(least.tokens, done, frozenset().union(*(c.foreign for c in near)))
 
 
+def from_file(program: ServerScenario, trace: ServerTrace) -> Spoilt:
+    """The answers that draft-mtp drafts behind tokens that came from a slot file, which has nothing of the draft's
+    memory. The answers are right; drafts are lost, until nothing of the slot is kept."""
+    if not _own_memory(program):
+        return frozenset()
+    found: set[int] = set()
+    held: set[int] = set()
+    """slots with tokens of a file"""
+    cached = False
+    for reply in sorted(trace.replies, key=lambda r: (r.request, r.task)):
+        match program.requests[reply.request]:
+            case Restart():
+                held, cached = set(), False
+            case RestoreSlot() if reply.status == 200:
+                held.add(reply.slot)
+            case RestoreSlot() | EraseSlot():
+                held.discard(reply.slot)
+            case SaveSlot() | DamageFile():
+                pass
+            case _:
+                for e in reply.events:
+                    if e.what == "cached":
+                        cached = cached or bool(held)
+                    elif e.what == "loaded" and cached:
+                        held.add(reply.slot)
+                    elif e.what == "cleared" or (e.what == "kept" and e.n == 0):
+                        held.discard(e.slot)
+                if reply.slot in held or (reply.task < 0 and held):  # of those nobody knows which slot they were for
+                    found.add(reply.request)
+    return frozenset(found)
+
+
+def _own_memory(program: ServerScenario) -> bool:
+    """Whether draft-mtp drafts out of a memory of its own; a draft's model does out of the target's."""
+    driver = program.driver
+    return driver is not None and driver.kind == "draft-mtp" and driver.draft is None
+
+
+_LONGEST = 8  # drafted tokens of ngram-cache, whatever is asked
+
+
+def at_the_brim(program: ServerScenario, trace: ServerTrace) -> Spoilt:
+    """The answers that end, short of what was asked for, where a draft may have reached the end of the slot's context:
+    server-context.cpp counts all accepted tokens as answered when it looks at the first one."""
+    driver = program.driver
+    if driver is None:
+        return frozenset()
+    near = program.flags.slot_ctx - max(driver.n_max, driver.ngram_m, _LONGEST)
+    return frozenset(
+        r.request
+        for r in trace.replies
+        if r.answered and len(r.tokens) < r.predict and r.length + len(r.tokens) >= near
+    )
+
+
 SPOILERS: dict[str, Callable[[ServerScenario, ServerTrace], Spoilt]] = {
     "server-checkpoint": stale_checkpoint,
     "server-worn-checkpoint": worn_checkpoint,
+    "server-brim": at_the_brim,
+    "server-draft-mtp-file": from_file,
     "server-draft-row": foreign_row,
 }
 """by the name of the known fault's avoidance"""
-_DRAFTS = frozenset({"server-draft-row"})
+_DRAFTS = frozenset({"server-draft-mtp-file", "server-draft-row"})
 """those that spoil what is drafted only"""
 
 

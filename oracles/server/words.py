@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from oracles.server.account import Held
-from subjects.server.trace import Reply
+from subjects.server.trace import Event, Reply
+
+# what an answer may be wrong by
+_MATTERS = ("loaded", "restored", "reset", "replay", "refused")
 
 
 def place(reply: Reply) -> str:
@@ -11,23 +14,31 @@ def place(reply: Reply) -> str:
     return f"request {reply.request}" + (f" (part {reply.part})" if reply.part else "")
 
 
+def told(e: Event) -> str:
+    """A thing that the server did; empty for what a sentence has no room for, or tells of several at once."""
+    tokens = "1 token" if e.n == 1 else f"{e.n} tokens"
+    match e.what:
+        case "cached":
+            return f"the slot's prompt of {tokens} put into the prompt cache"
+        case "loaded":
+            return "a prompt taken out of the prompt cache"
+        case "cleared":
+            return f"the slot's prompt of {tokens} dropped"
+        case "restored":
+            return f"a checkpoint restored at {tokens}" + (f" of its {e.of}" if e.of not in (0, e.n) else "")
+        case "reset":
+            return "all of it processed again for want of a checkpoint"
+        case "replay":
+            return "a draft accepted in part and the state before it restored"
+        case "refused":
+            return f'"{e.text}"'
+        case _:
+            return ""
+
+
 def did(reply: Reply) -> str:
     """What the server had done before it answered, that matters: "a checkpoint restored at 36 tokens, ..."."""
-    seen: list[str] = []
-    for e in reply.events:
-        match e.what:
-            case "restored":
-                seen.append(f"a checkpoint restored at {e.n} tokens")
-            case "loaded":
-                seen.append("a prompt taken out of the prompt cache")
-            case "reset":
-                seen.append("all of it processed again for want of a checkpoint")
-            case "refused":
-                seen.append(f'"{e.text}"')
-            case "replay":
-                seen.append("a draft accepted in part and the state before it restored")
-            case _:
-                pass
+    seen = [told(e) for e in reply.events if e.what in _MATTERS]
     if reply.cached:
         seen.append(f"{reply.cached} of {reply.length} tokens kept")
     return ", ".join(dict.fromkeys(seen)) or "all of the prompt processed"

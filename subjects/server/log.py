@@ -19,6 +19,8 @@ _SERVER = re.compile(r"^\w srv\s+(\S+): (.*)$")
 _BEGIN = "processing task, is_child"
 _IDLE = "saving idle slot to prompt cache"
 _CHOICE = "selected slot by"
+_END = "stop processing"
+_DECODING = re.compile(r"purging slot|failed to (?:find free space|decode|process)")
 _PROMPT = re.compile(r"new prompt, .*task\.n_tokens = (\d+)")
 _N = r"n_tokens = (\d+)"
 
@@ -57,32 +59,44 @@ class Told:
 
 def read(log: str) -> list[Told]:
     """Every task that a slot took, in order, with what was done for it: from the choice of its slot, which comes
-    before the task is named, to its end."""
+    before the task is named, to its end. What befalls a batch names no task: all that are under way have it."""
     tasks: list[Told] = []
     by_number: dict[int, Told] = {}
-    before: list[Event] = []
+    running: dict[int, Told] = {}
+    """by slot"""
+    before: list[Event] | None = None
+    """what is done for the task whose slot has been chosen, None where none has"""
     idle = -1
     """the slot that is put into the prompt cache because it is idle, in the name of the task that has just begun"""
     for slot, task, text in _lines(log):
-        if text.startswith((_IDLE, _CHOICE)):
-            idle = slot if text.startswith(_IDLE) and tasks else -1
-        if task >= 0 and text.startswith(_BEGIN):
-            idle = -1
-            told = Told(task, slot, [e for e in before if e.slot in (-1, slot)])
-            before = []
-            tasks.append(told)
-            by_number[task] = told
-            continue
         mine = by_number.get(task)
+        if text.startswith(_BEGIN):
+            told = Told(task, slot, [e for e in before or () if e.slot in (-1, slot)])
+            tasks.append(told)
+            by_number[task] = running[slot] = told
+            before, idle = None, -1
+            continue
+        if text.startswith(_CHOICE):
+            # of a slot that is busy: what is done to it is done to the task under way, and the new one is put off
+            before, idle = mine.events if mine else [], -1
+        elif text.startswith(_IDLE):
+            before, idle = None, slot
+        elif task >= 0 or _DECODING.match(text):
+            before, idle = None, -1
         if mine is not None and (found := _PROMPT.search(text)):
             mine.prompt = int(found[1])
+        if text.startswith(_END):
+            running.pop(slot, None)
         for event in _events(slot, text):
             if mine is not None:
                 mine.add(event)
-            elif idle >= 0:
-                tasks[-1].add(msgspec.structs.replace(event, slot=idle))
-            else:  # what is done before a task has its slot is for the one that comes next
+            elif before is not None:
                 before.append(event)
+            elif idle < 0:
+                for told in running.values():
+                    told.add(event)
+            elif tasks:
+                tasks[-1].add(msgspec.structs.replace(event, slot=idle))
     return tasks
 
 

@@ -26,6 +26,7 @@ from subjects.server.scenario import (
     ServerScenario,
     Together,
     Turn,
+    file_name,
 )
 from subjects.server.trace import End, Reply, ServerTrace
 from subjects.state.edits import OWN, Source, assemble, pieces_of
@@ -237,7 +238,7 @@ class _Run:
 
     def _slot(self, i: int, slot: int, action: str, file: int | None) -> Reply:
         reply = Reply(request=i, slot=slot)
-        body = {} if file is None else {"filename": _name(file)}
+        body = {} if file is None else {"filename": file_name(file)}
         try:
             reply.status, document = self.client.post(f"/slots/{slot}?action={action}", body)
         except NoAnswer as e:
@@ -274,7 +275,7 @@ class _Run:
 
     def _path(self, file: int) -> Path:
         assert self.server.saves is not None
-        return self.server.saves / _name(file)
+        return self.server.saves / file_name(file)
 
     def _restart(self, i: int) -> Reply:
         self.client.close()
@@ -288,10 +289,6 @@ class _Run:
         if self.plant:
             self.plant.pid = self.server.process.pid
         return Reply(request=i, status=200)
-
-
-def _name(file: int) -> str:
-    return f"slot-{file}.bin"
 
 
 def body_of(asked: Reply) -> dict[str, Any]:
@@ -340,8 +337,8 @@ def _read(reply: Reply, document: Any) -> None:
 
 
 def aligned(tokens: tuple[int, ...], probabilities: list[Any]) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """The most probable tokens beside each token: of a streamed part of a drafted token nothing is told, nor of one with
-    which a character of several bytes is not complete yet."""
+    """The most probable tokens beside each token: nothing is told of a streamed part of a drafted token, nor of a token
+    that leaves a character of several bytes incomplete."""
     out: list[tuple[tuple[int, float], ...]] = []
     at = 0
     for t in tokens:

@@ -40,11 +40,11 @@ class Reply(msgspec.Struct, kw_only=True):
     """The answer to one completion or slot action: number `part` of request `request` of the program.
 
     status: HTTP status, 0 where there was no answer (`error` says why). prompt: token ids that were sent; messages:
-    (role, content) for a chat. tokens: answered, or received before the client went away (`cancelled`). late: nothing came in time. tops: for each
-    token the most probable ones with their logarithms of probability; empty for tokens that were drafted, of which the
-    server tells none. cached: prompt
-    tokens that were not processed again, of `length`. n: tokens that a slot action saved, restored
-    or erased. pieces: what a changed file is put together from. events: what the log says.
+    (role, content) for a chat. tokens: answered, or received before the client went away (`cancelled`). late: nothing
+    came in time. tops: for each token the most probable ones with their logarithms of probability; empty for tokens
+    that were drafted, of which the server tells none. cached: prompt tokens that were not processed again, of `length`.
+    n: tokens that a slot action saved, restored or erased, or bytes of a file that were changed. pieces: what a changed
+    file is put together from. events: what the log says.
     """
 
     request: int

@@ -249,3 +249,12 @@ def test_findings_of_the_other_kind_and_malformed_ones_are_refused(tmp_path: Pat
     (folder / "cold.json").write_text("{}", "utf-8")
     with pytest.raises(BadFinding):
         findings.load_trace(folder)
+
+
+def test_a_connection_that_breaks_is_no_end() -> None:
+    finding, trace, cold = died()
+    for how, code, said in (("signal", 2, "ended the server by SIGABRT"), ("broken", 1, "the server lived on")):
+        trace.end = End(how=how, number=6, request=2)  # type: ignore[arg-type]
+        written = findings.files(finding, trace, cold)
+        assert said in written["README.md"].decode()
+        assert f'echo "$2: $(cat "$work/$1.error")"\n        exit {code}\n' in written["repro.sh"].decode()

@@ -45,11 +45,16 @@ TABLE = (
     Row("moved_rollback", ("qwen35",), "server-rollback"),
     Row("file_cut", ("llama",), "server-file-cut", "GGML_ASSERT(nread <= state_size) failed"),
     Row("file_cells", ("mamba2",), "server-file-cells", "pos_min == -1, but n_past > 0"),
+    Row("double_cell", ("mamba2",), "server-double-cell", "GGML_ASSERT(head + cell_count <= size) failed"),
     Row("swa_full", ("gemma3",), "server-swa-full"),
     Row("draft_row", ("qwen35",), "server-draft-row"),
     Row("eagle3_cache", ("llama", "eagle3-llama"), "server-eagle3-cache", "failed to process speculative batch"),
     Row("eagle3_cache", ("qwen35", "eagle3-qwen35"), "server-eagle3-cache", "failed to process speculative batch"),
     Row("draft_file", ("llama", "llama-draft"), "server-draft-file", "failed to process speculative batch"),
+    Row("draft_file_mtp", ("qwen35",), "server-draft-mtp-file"),
+    Row("brim", ("qwen35",), "server-brim"),
+    Row("window_reuse", ("gemma3",), "server-window-reuse"),
+    Row("window_reuse", ("step35",), "server-window-reuse"),
 )
 ROWS = pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.script}-{row.models[0]}")
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from fuzz import programs
-from fuzz.known import FOLDER, KnownFault, load_all
-from fuzz.server.avoid import SERVER_AVOIDANCES, repaired, triggered
+from fuzz.known import FOLDER, KnownFault, load_all, match_server
+from fuzz.server.avoid import SERVER_AVOIDANCES, repaired, to_blame, triggered
 from oracles.server.spoilt import SPOILERS, foreign_row, misdrafted, spoilt, stale_checkpoint, worn_checkpoint
 from subjects.scenario import BlobEdit, DriverParams, ModelRef
 from subjects.server.scenario import (
@@ -190,3 +190,17 @@ def test_a_row_is_right_only_where_the_slot_goes_on() -> None:
 
 def test_what_is_seen_in_a_run_only_is_not_seen_in_a_program() -> None:
     assert triggered("server-checkpoint", program(ASK, Turn(conv=0, keep=Cut(at="start", d=1)))) is None
+
+
+def test_what_is_set_off_is_to_blame_from_there_on() -> None:
+    given = program(ASK, Together(asks=(ASK, PINNED)), ASK)
+    assert [to_blame("server-busy-slot", given, ServerTrace(), i) for i in range(3)] == [False, True, True]
+
+
+def test_what_is_seen_in_a_run_is_to_blame_for_what_it_spoilt_alone() -> None:
+    bad = answered(1, (1, 2, 3, 9, 9), BACK_4, KEPT_4)
+    trace = ServerTrace(replies=[FIRST, bad, answered(2, (8, 8), KEPT_0)])
+    given = program(ASK, ASK, ASK, flags=Flags())
+    assert [to_blame("server-checkpoint", given, trace, i) for i in range(3)] == [False, True, False]
+    names = [match_server("server-answer/hybrid/checkpoint", given, trace, KNOWN, i) for i in range(3)]
+    assert [f and f.name for f in names] == [None, "server-checkpoint", None]

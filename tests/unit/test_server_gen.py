@@ -12,7 +12,7 @@ import pytest
 
 from fuzz import strategies
 from fuzz.models import Model
-from fuzz.server.fit import PAD, Book, Talk, valid
+from fuzz.server.fit import PAD, Book, Talk, crowded, valid
 from fuzz.server.flags import FLAG_SETS, PALETTE, flag_set, palette
 from fuzz.server.gen import BACK, LONG, MAX_REQUESTS, PREDICT, cuts, lengths, offsets, programs
 from fuzz.traits import traits_of

@@ -99,7 +99,7 @@ def test_what_is_run_is_counted(tmp_path: Path, judge: type[FakeJudge], told: li
     )
     assert any(key.endswith("/hybrid") for key in p.coverage)
     assert p.max_rss_kb == 1000
-    assert judge.closed == 2, "the cold servers of both models"
+    assert judge.closed == 3, "those of the first model when the second one's turn comes, and both at the end"
     assert told[-1]["event"] == "done"
     assert not found(told)
 
@@ -212,6 +212,23 @@ def test_a_known_fault_is_found_once_and_then_stepped_round(
     job(tmp_path / "always", model("qwen35", MTP), flags=("small-batch",), avoid="always").run()
     assert not [p for p, _ in judge.asked if avoid.triggered("server-ubatch", p) is not None]
     assert len(found(told)) == 1
+
+
+def test_what_is_stepped_round_is_not_taken_for_what_is_behind_it(
+    tmp_path: Path, judge: type[FakeJudge], told: list[dict[str, Any]]
+) -> None:
+    """Unless it is told of the known fault, the judge sees that first, with the same symptom."""
+
+    def behind(p: ServerScenario) -> Violation | None:
+        return goes_on(p) if "server-checkpoint" in judge.asked[-1][1]["avoid"] else violation(0)
+
+    wrong(judge, behind)
+    made = job(tmp_path, avoid="always")
+    made.run()
+    (event,) = found(told)
+    assert event["known"] is None
+    assert goes_on(findings.load(Path(event["path"])).scenario)
+    assert {tuple(how["avoid"]) for _, how in judge.asked} == {tuple(made.progress.avoiding)}
 
 
 def test_the_same_end_without_its_trigger_is_new(

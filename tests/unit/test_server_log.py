@@ -51,6 +51,30 @@ I srv   prompt_save:  - saving prompt with length 47, total state size = 0.043 M
 I slot   operator(): id  0 | task 18 | new prompt, n_ctx_slot = 256, n_keep = 0, task.n_tokens = 9
 I slot   operator(): id  0 | task 18 | cached n_tokens = 0, memory_seq_rm [0, end)
 """
+# Two tasks under way fill the cache that all slots share, and an idle slot is purged.
+FULL = """\
+I slot launch_slot_: id  0 | task 29 | processing task, is_child = 0
+I slot   operator(): id  0 | task 29 | new prompt, n_ctx_slot = 256, n_keep = 0, task.n_tokens = 110
+I slot   operator(): id  0 | task 29 | cached n_tokens = 0, memory_seq_rm [0, end)
+I srv  server_strea: conv_id= (empty=1)
+I slot get_availabl: id  1 | task -1 | selected slot by id (1)
+I slot get_availabl: id  1 | task -1 |  - checking sim = 0.000 (0/110) > 0.100
+I slot launch_slot_: id  1 | task 31 | processing task, is_child = 0
+I slot   operator(): id  1 | task 31 | new prompt, n_ctx_slot = 256, n_keep = 0, task.n_tokens = 110
+I slot   operator(): id  1 | task 31 | cached n_tokens = 0, memory_seq_rm [0, end)
+W decode: failed to find a memory slot for batch of size 30
+W srv  try_clear_id: purging slot 2 with 47 tokens
+I slot prompt_clear: id  2 | task -1 | clearing prompt with 47 tokens
+W srv        decode: failed to find free space in the KV cache, retrying with smaller batch size, off = 0, n_batch = 64, ret = 1
+I slot      release: id  0 | task 29 | stop processing: n_tokens = 117, truncated = 0
+I slot      release: id  1 | task 31 | stop processing: n_tokens = 117, truncated = 0
+I srv  update_slots: all slots are idle
+I slot get_availabl: id  2 | task -1 | selected slot by id (2)
+I slot get_availabl: id  2 | task -1 |  - skipping, slot is empty
+I slot launch_slot_: id  2 | task 40 | processing task, is_child = 0
+I slot   operator(): id  2 | task 40 | new prompt, n_ctx_slot = 256, n_keep = 0, task.n_tokens = 9
+I slot   operator(): id  2 | task 40 | cached n_tokens = 0, memory_seq_rm [0, end)
+"""  # noqa: E501
 LINES: list[tuple[str, Event]] = [
     ("created context checkpoint 1 of 2 (pos_min = 19, pos_max = 19, n_tokens = 20, size = 0.006 MiB)",
      Event("checkpoint", 0, 20)),
@@ -91,6 +115,58 @@ def test_an_idle_slot_is_cached_by_the_task_that_has_begun() -> None:
     assert log.read(IDLE + COMES_BACK)[2].events == log.read(COMES_BACK)[0].events
 
 
+def test_what_befalls_a_batch_is_told_of_all_that_are_under_way() -> None:
+    full = "failed to find free space in the KV cache, retrying with smaller batch size, off = 0, n_batch = 64, ret = 1"
+    befell = [Event("kept", 0, 0), Event("cleared", 2, 47), Event("refused", text=full)]
+    first, second, next_ = log.read(FULL)
+    assert first.events == befell
+    assert second.events == [Event("kept", 1, 0), *befell[1:]]
+    assert next_.events == [Event("kept", 2, 0)]
+
+
+def test_one_that_has_ended_is_not_told_of_the_next_batch() -> None:
+    at = FULL.index("W decode")
+    end = FULL.index("I slot      release")
+    first, second, next_ = log.read(
+        FULL[:at] + FULL[end:].replace("I srv  update_slots", FULL[at:end] + "I srv  up", 1)
+    )
+    assert (
+        [e.what for e in first.events] == [e.what for e in second.events] == [e.what for e in next_.events] == ["kept"]
+    )
+    early = FULL[end:].replace("I slot      release: id  1", FULL[at:end] + "I slot      release: id  1", 1)
+    first, second, _ = log.read(FULL[:at] + early)
+    assert [e.what for e in first.events] == ["kept"]
+    assert [e.what for e in second.events] == ["kept", "cleared", "refused"]
+
+
+def test_a_state_that_is_not_taken_is_told_of_the_task_whose_slot_was_chosen() -> None:
+    # with --cache-ram a draft's state may not fit (server-task.cpp)
+    failed = "W srv          load: failed to restore state with size 4242\n"
+    at = COMES_BACK.index("I srv        update:")
+    more = (
+        "W slot  prompt_load: id  0 | task -1 | failed to load prompt from cache\n"
+        "I slot prompt_clear: id  0 | task -1 | clearing prompt with 37 tokens\n"
+    )
+    (told,) = log.read(COMES_BACK[:at] + failed + more + COMES_BACK[at:])
+    assert [e.what for e in told.events] == ["cached", "loaded", "refused", "refused", "cleared", "kept"]
+
+
+def test_what_is_done_to_a_busy_slot_is_told_of_the_task_under_way() -> None:
+    at = COMES_BACK.index("I slot launch_slot_")
+    busy = COMES_BACK[:at].replace("task -1", "task 21")
+    end = GOES_ON.index("I slot print_timing")
+    under_way, later = log.read(GOES_ON[:end] + busy + GOES_ON[end:] + GOES_ON.replace("task 21", "task 23"))
+    assert [e.what for e in under_way.events][-2:] == ["cached", "loaded"]
+    assert later.events == log.read(GOES_ON)[0].events
+
+
+def test_erasing_a_slot_is_told_of_no_task() -> None:
+    erased = "I slot prompt_clear: id  0 | task -1 | clearing prompt with 66 tokens\n"
+    assert [t.events for t in log.read(GOES_ON + erased + COMES_BACK)] == [
+        t.events for t in log.read(GOES_ON + COMES_BACK)
+    ]
+
+
 @pytest.mark.parametrize(("text", "event"), LINES)
 def test_each_deed_has_its_line(text: str, event: Event) -> None:
     begun = "I slot launch_slot_: id  0 | task 5 | processing task, is_child = 0\n"
@@ -102,7 +178,7 @@ def test_each_deed_has_its_line(text: str, event: Event) -> None:
 def test_a_refusal_is_told_in_the_server_s_words(level: str) -> None:
     lines = f"{level} srv  update_slots: failed to find free space in the KV cache, retrying with smaller batch size\n"
     begun = "I slot launch_slot_: id  0 | task 5 | processing task, is_child = 0\n"
-    (told,) = log.read(lines + begun)
+    (told,) = log.read(begun + lines)
     (event,) = told.events
     what: Deed = "refused"
     assert event.what == what

@@ -157,6 +157,25 @@ def test_a_campaign_that_cannot_be_run_ends_with_2(
     assert "the campaign with plain on llama ended with 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("code", "requests", "why"),
+    [(0, 150, ""), (1, 151, ""), (3, 150, "ended with 3"), (0, 149, "checked 149 requests of 150")],
+)
+def test_a_campaign_that_checked_less_says_nothing(
+    code: int, requests: int, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "redraft"
+    script.write_text(f"#!/bin/sh\necho '{json.dumps(document() | {'requests': requests})}'\nexit {code}\n", "utf-8")
+    script.chmod(0o755)
+    monkeypatch.setattr(soundness, "REDRAFT", str(script))
+    args = argparse.Namespace(seed=1, jobs=None)
+    if why:
+        with pytest.raises(soundness.Stop, match=why):
+            soundness.checked(args, "plain", "llama", 150, tmp_path)
+    else:
+        assert soundness.checked(args, "plain", "llama", 150, tmp_path)["requests"] == requests
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Discovery
 

@@ -216,7 +216,7 @@ def test_a_wrong_answer_says_what_the_server_did() -> None:
     a.held = [RIGHT, hold(RESTORED, COLD, BAND)]
     (v,) = Answer().judge(a).violations
     assert (v.key, v.check.what, v.check.step, v.check.row, v.check.expected) == ("tokens", "tokens", 1, 1, (8, 7))
-    assert "after a checkpoint restored at 36 tokens, 36 of 50 tokens kept" in v.because
+    assert "after a checkpoint restored at 36 tokens of its 40, 36 of 50 tokens kept" in v.because
     assert "token 1 is 8, not 7, which the cold server prefers by 2.9" in v.because
     assert v.rungs == ("2 tokens compared, 2 of them with probabilities", "near tie: no, the cold server is decided")
 

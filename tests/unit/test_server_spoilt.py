@@ -1,12 +1,22 @@
-"""Which answers a known fault may have spoilt, read off runs made by hand: a checkpoint of one token too many."""
+"""Which answers a known fault may have spoilt, read off runs made by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oracles.server.spoilt import SPOILERS, spoilt, stale_checkpoint
-from subjects.scenario import ModelRef
-from subjects.server.scenario import AnyRequest, Chat, EraseSlot, Restart, RestoreSlot, SaveSlot, ServerScenario, Turn
+from oracles.server.spoilt import SPOILERS, foreign_row, spoilt, stale_checkpoint, worn_checkpoint
+from subjects.scenario import DriverKind, DriverParams, ModelRef
+from subjects.server.scenario import (
+    AnyRequest,
+    Chat,
+    EraseSlot,
+    Flags,
+    Restart,
+    RestoreSlot,
+    SaveSlot,
+    ServerScenario,
+    Turn,
+)
 from subjects.server.trace import Deed, Event, Reply, ServerTrace
 
 NAME = "server-checkpoint"
@@ -125,3 +135,108 @@ def test_spoilt_requests_have_the_name_of_the_fault() -> None:
     assert spoilt((), program, ServerTrace(replies=replies)) == {}
     assert spoilt(("another",), program, ServerTrace(replies=replies)) == {}
     assert NAME in SPOILERS
+
+
+def test_a_prompt_that_is_refused_leaves_what_the_slot_holds() -> None:
+    # the checkpoint of 16 tokens is of the conversation, not of the prompt that was refused
+    refused = turn([*A[:18], *[5] * 999])
+    refused[1].status, refused[1].tokens = 400, ()
+    assert bad(began(), refused, edited(17, event("restored", 16, 16), event("kept", 16))) == set()
+    assert bad(began(), refused, edited(15, event("restored", 15, 16), event("kept", 15))) == {2}
+    # nobody knows more of it than both have in common
+    short = turn([*A[:14], *[5] * 999])
+    short[1].status, short[1].tokens = 500, ()
+    assert bad(began(), short, edited(17, event("restored", 16, 16), event("kept", 16))) == {2}
+
+
+def drafted(kind: DriverKind, *done: Done, draft: str | None = None) -> set[int]:
+    """The requests that are drafted with a position made of something else."""
+    for i, (_, reply) in enumerate(done):
+        reply.request, reply.task = i, i if reply.task >= 0 else -1
+    driver = DriverParams(kind=kind, draft=ModelRef(recipe=draft) if draft else None)
+    program = ServerScenario(model=ModelRef(recipe="qwen35"), driver=driver, requests=tuple(r for r, _ in done))
+    return {*foreign_row(program, ServerTrace(replies=[r for _, r in done]))}
+
+
+KEPT_0 = event("kept")
+
+
+def on(prompt: Sequence[int], kept: int, *events: Event, slot: int = 0) -> Done:
+    """A prompt that goes on behind so many tokens. Of A and its answer 21 are decoded."""
+    return turn(prompt, *events, event("kept", kept, slot=slot), slot=slot)
+
+
+def test_a_row_is_that_of_the_prompt_where_it_goes_on() -> None:
+    assert drafted("draft-mtp", turn(A, KEPT_0), on([*A, 90, 91, 5], 21), on([*A, 90, 91, 5, 90, 91], 24)) == set()
+    assert drafted("draft-mtp", turn(A, KEPT_0), on([*A[:10], 77], 10)) == {1}
+    # a prompt that has nothing in common begins with it, too; in another slot there is none
+    assert drafted("draft-mtp", turn(A, KEPT_0), on([5, 6], 0)) == {1}
+    assert drafted("draft-mtp", turn(A, KEPT_0), on([5, 6], 0, slot=1)) == set()
+    assert drafted("draft-mtp", turn(A, KEPT_0), action(Restart()), on([5, 6], 0)) == set()
+
+
+def test_a_position_is_foreign_until_it_is_cut() -> None:
+    back = on([*A[:10], 77], 10)  # 12 tokens are decoded; position 10 is foreign
+    behind, before = on([*A[:10], 77, 90, 91], 12), on([*A[:10], 77, 90], 12)
+    assert drafted("draft-mtp", turn(A, KEPT_0), back, behind, before) == {1, 2, 3}
+    eagle = on([*A[:10], 77, 90, 91], 12)
+    again = on([*A[:10], 77, 90, 91], 9)  # goes on from a checkpoint
+    assert drafted("draft-eagle3", turn(A, KEPT_0), back, eagle) == {1, 2}
+    assert drafted("draft-eagle3", turn(A, KEPT_0), back, eagle, again) == {1, 2}
+
+
+def test_draft_eagle3_is_right_where_the_token_behind_is_the_same() -> None:
+    # goes on from a checkpoint of 8 tokens, with 10 in common
+    edited_ = [*A[:10], 77]
+    assert drafted("draft-eagle3", turn(A, KEPT_0), on(edited_, 8, event("restored", 8, 8))) == set()
+    assert drafted("draft-mtp", turn(A, KEPT_0), on(edited_, 8, event("restored", 8, 8))) == {1}
+    assert drafted("draft-eagle3", turn(A, KEPT_0), on(edited_, 10)) == {1}
+    assert drafted("draft-eagle3", turn(A, KEPT_0), on([5, 6], 0)) == set()
+    assert drafted("draft-eagle3", turn(A, KEPT_0), on([*A, 90, 91, 5], 21)) == set()
+
+
+def test_draft_eagle3_keeps_a_token_that_was_rejected_last() -> None:
+    def rounds(*last: tuple[int, int]) -> Done:
+        return turn(A, KEPT_0, *(event("round", n, of) for n, of in last), answer=(90, 91, 92))
+
+    goes_on = [*A, 90, 91, 92, 5]
+    assert drafted("draft-eagle3", rounds((0, 1)), on(goes_on, 22)) == {1}
+    assert drafted("draft-mtp", rounds((0, 1)), on(goes_on, 22)) == set()
+    assert drafted("draft-eagle3", rounds((0, 2), (1, 1)), on(goes_on, 22)) == set()
+    # it stands at position 20: the next prompt goes on before it
+    assert drafted("draft-eagle3", rounds((0, 1)), on([*A[:18], 5], 17)) == set()
+
+
+def test_a_prompt_out_of_the_prompt_cache_has_another_row() -> None:
+    away = on([5, 6, 7], 0, event("cached", 21, slot=-1))
+    back = on([*A, 90, 91, 5], 21, event("loaded", slot=-1))
+    assert drafted("draft-mtp", turn(A, KEPT_0), away, back) == {1, 2}
+    # but for the slot that has drafted nothing since
+    idle = on([5, 6, 7], 0, Event("cached", 0, 21), Event("cleared", 0, 21), slot=1)
+    assert drafted("draft-mtp", turn(A, KEPT_0), idle, back) == set()
+    assert drafted("draft-eagle3", turn(A, KEPT_0), idle, back) == set()
+
+
+def test_nobody_knows_what_is_drafted_after_a_file_or_a_request_without_a_task() -> None:
+    restore = action(RestoreSlot(slot=0, file=0))
+    assert drafted("draft-mtp", turn(A, KEPT_0), restore, on([*A, 90, 5], 21)) == {2}
+    silent = (ON, Reply(request=0, status=200, prompt=(1, 2)))
+    assert drafted("draft-mtp", turn(A, KEPT_0), silent, on([*A, 90, 91, 5], 21)) == {1, 2}
+
+
+def test_drivers_that_carry_no_row_are_not_blamed() -> None:
+    assert drafted("draft-simple", turn(A, KEPT_0), on([*A[:10], 77], 10), draft="llama-draft") == set()
+    assert drafted("draft-mtp", turn(A, KEPT_0), on([*A[:10], 77], 10), draft="gemma4-assistant") == set()
+
+
+def test_in_a_shared_cache_the_checkpoint_behind_the_one_restored_may_be_worn() -> None:
+    flags = Flags(parallel=2, kv_unified=True)
+    replies = []
+    back = [event("restored", 12, 13), event("kept", 12), event("checkpoint", 13)]
+    for i, (_, reply) in enumerate([turn(A, KEPT_0, event("checkpoint", 13)), edited(14, *back), edited(14, *back)]):
+        reply.request = reply.task = i
+        replies.append(reply)
+    program = ServerScenario(model=ModelRef(recipe="gemma3"), requests=(ON,) * 3)
+    assert worn_checkpoint(program, ServerTrace(replies=replies)) == frozenset()
+    shared = ServerScenario(model=ModelRef(recipe="gemma3"), flags=flags, requests=(ON,) * 3)
+    assert worn_checkpoint(shared, ServerTrace(replies=replies)) == {2}

@@ -14,8 +14,3 @@ def test_a_port_that_is_listened_on() -> None:
         assert port not in server_starts.listening(), "bound only"
         s.listen()
         assert port in server_starts.listening()
-
-
-def test_every_way_comes_in_a_round() -> None:
-    assert set(server_starts.ROUND) == {"server", "starting", "process", "group", "ctrl-c", "campaign"}
-    assert set(server_starts.CAMPAIGNS) <= set(server_starts.ROUND)

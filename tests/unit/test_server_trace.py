@@ -1,9 +1,10 @@
-"""Traces of llama-server: what is asked of them, and that they come back from a file."""
+"""Traces of llama-server: what is asked of them, and that they come back from a file; what is asked of programs."""
 
 import msgspec
 import pytest
 
 from subjects.server import trace as stored
+from subjects.server.scenario import Chat, Restart, Together, Turn, asks_of, shared
 from subjects.server.trace import End, Event, Reply, ServerTrace
 from subjects.trace import Piece
 
@@ -53,3 +54,15 @@ def test_an_answer_is_whole_and_good(reply: Reply, answered: bool) -> None:
 def test_rounds_of_drafting_are_told_in_order() -> None:
     events = (Event("round", 0, 1, 3), Event("replay", 0, 1, 3), Event("kept", 0, 9), Event("round", 0, 0, 2))
     assert Reply(request=0, events=events).rounds() == [(1, 3), (0, 2)]
+
+
+def test_what_a_request_asks_for() -> None:
+    one, two = Turn(conv=0), Chat(conv=0)
+    assert [asks_of(r) for r in (one, Together((one, two)), Restart())] == [(one,), (one, two), ()]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "n"), [((), (1,), 0), ((1, 2), (1, 2), 2), ((1, 2, 3), [1, 2], 2), ((1, "x", 3), (1, "y", 3), 1)]
+)
+def test_what_prompts_have_in_common(a: tuple[int, ...], b: tuple[int, ...], n: int) -> None:
+    assert shared(a, b) == shared(b, a) == n

@@ -54,12 +54,13 @@ def test_a_conversation_is_told_from_its_beginning() -> None:
         (Turn(conv=0, keep=Cut("start"), n=9), reply(9)),
     ) == [
         "conversation 0 begins: a prompt of 40 tokens, checkpoints at 4 and 36 made → 12 tokens",
-        "conversation 0 goes on: 1 token more, a prompt of 53 tokens, 36 cached, checkpoint at 36 restored → 8 tokens",
+        "conversation 0 goes on: 1 token more, a prompt of 53 tokens, 36 cached, a checkpoint restored at 36 tokens "
+        "→ 8 tokens",
         "conversation 0 is asked the same again: a prompt of 53 tokens, 52 cached → 8 tokens",
         "conversation 0 is asked again without its answer: 4 tokens more, a prompt of 57 tokens, for slot 1, "
         "cache_prompt false → 8 tokens",
-        "conversation 0 goes back to its first 45 tokens: 3 tokens more, a prompt of 48 tokens, nothing of it kept, "
-        "all processed again → 1 token",
+        "conversation 0 goes back to its first 45 tokens: 3 tokens more, a prompt of 48 tokens, all of it "
+        "processed again for want of a checkpoint → 1 token",
         "conversation 1 branches off conversation 0 behind 40 tokens: 5 tokens more, a prompt of 45 tokens → 2 tokens",
         "conversation 0 begins anew: a prompt of 9 tokens → 2 tokens",
     ]
