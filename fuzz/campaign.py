@@ -40,7 +40,8 @@ class Plan(msgspec.Struct, kw_only=True):
     """What was asked; a resumed campaign must ask the same, apart from how long. driver: the driver library's name,
     drivers: the options that it was named with. engine: what makes up programs: Hypothesis blindly, or libFuzzer by
     coverage, with these targets on this instrumented build (its fingerprint). subject: what is tested; of llama-server,
-    flags are the names of the flag sets that programs are made with, empty for all."""
+    flags are the names of the flag sets that programs are made with, empty for all, and server_bin or server_src says
+    which one it is, where it is not the usual one: absolute paths, which a resumed campaign may name anew."""
 
     models: list[Model]
     build: str
@@ -57,6 +58,8 @@ class Plan(msgspec.Struct, kw_only=True):
     coverage_build: str = ""
     subject: Subject = "library"
     flags: list[str] = []
+    server_bin: str = ""
+    server_src: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,11 @@ class Status:
         return self.total("requests") / self.seconds if self.seconds else 0.0
 
     @property
+    def past(self) -> float:
+        """Seconds that it took past the end, to bring to its end what was begun before."""
+        return max(self.seconds - self.minutes * 60, 0.0) if self.minutes is not None else 0.0
+
+    @property
     def left(self) -> float | None:
         """Seconds left, by time, programs or requests, whichever ends it first; None before the first estimate."""
         parts = []
@@ -194,6 +202,8 @@ class Result:
         # an input that ended a target was tried too
         tried = any(t.tried or t.crashes for t in s.targets().values())
         judged = tried or s.total("scenarios") > s.total("unjudged")
+        if s.subject == "server":
+            judged = s.total("requests") > 0
         trouble = self.died or self.gave_up or self.unsaved
         if not judged:
             return 2 if trouble else 3
@@ -294,7 +304,8 @@ def prepare(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
     asked = msgspec.json.decode(msgspec.json.encode(plan))
     if resume:
         before = stored(out)
-        changed = [k for k in asked if k != "drivers" and before.get(k) != asked[k]]
+        # the build says whether these are the same
+        changed = [k for k in asked if k not in ("drivers", "server_bin", "server_src") and before.get(k) != asked[k]]
         if changed:
             raise CampaignError(
                 f"the campaign in {out} was started with other values of {', '.join(changed)}; leave these out to go "

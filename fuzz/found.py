@@ -27,6 +27,7 @@ def slug(signature: str, known: KnownFault | None) -> str:
 
 def summary(f: AnyFinding, path: Path) -> dict[str, Any]:
     """What is told of a finding in events and in --json."""
+    size = "requests" if isinstance(f, ServerFinding) else "operations"
     return {
         "signature": f.signature,
         "title": f.title,
@@ -35,7 +36,7 @@ def summary(f: AnyFinding, path: Path) -> dict[str, Any]:
         "memory": f.memory,
         "known": f.known,
         "reproduced": list(f.reproduced),
-        "operations": programs.size(f.scenario),
+        size: programs.size(f.scenario),
         "path": str(path),
     }
 

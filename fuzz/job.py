@@ -269,7 +269,7 @@ def main() -> None:
             CoverageJob(config, config.coverage).run()
         else:
             Job(config).run()
-    except OSError as e:  # a full disk most likely, which a traceback does not say more of
+    except (OSError, SandboxError) as e:  # a full disk, or what is tested does not start: a traceback says no more
         emit("trouble", job=config.job, text=f"job {config.job} cannot go on: {e}")
         sys.exit(1)
 

@@ -163,7 +163,8 @@ class Run:
             return document
         for f in document["findings"]:
             n, m = f["reproduced"]
-            label = f"{f['title']} ({f['operations']} operations, {n} of {m}), {f['path']}"
+            size = f"{f['requests']} requests" if "requests" in f else f"{f['operations']} operations"
+            label = f"{f['title']} ({size}, {n} of {m}), {f['path']}"
             # two known faults, or a known and a new one, may have one signature
             title = f"{f['signature']} ({f['known'] or 'new'})"
             self.case(f"finding.{name}", title, PASSED if f["known"] else FAILED, label)

@@ -19,6 +19,8 @@ from subjects.scenario import OP_NAMES
 from subjects.server.scenario import REQUEST_NAMES
 
 PLAIN_EVERY = 10.0
+_PAST = 2.0
+"""Seconds past the end that are told of."""
 MEMORIES = ("dense", "window", "recurrent", "hybrid")
 _COLUMNS = 4
 """Headings of drivers that fit beside each other."""
@@ -86,8 +88,8 @@ def finding_line(f: dict[str, Any]) -> str:
     """A finding in one line."""
     n, m = f["reproduced"]
     state = f"known: {f['known']}" if f["known"] else "new"
-    what = "request" if f["oracle"].startswith("server-") else "operation"
-    return f"{f['signature']}  ({state}; {count(f['operations'], what)}; {n} of {m})"
+    size = count(f["requests"], "request") if "requests" in f else count(f["operations"], "operation")
+    return f"{f['signature']}  ({state}; {size}; {n} of {m})"
 
 
 def headline(s: Status) -> str:
@@ -192,7 +194,8 @@ def final(result: Result, console: Console) -> None:
             state = Text(f"known: {f['known']}", style="yellow") if f["known"] else Text("NEW", style="bold red")
             seen = "{}/{}".format(*f["reproduced"])
             # an assertion's text may look like markup
-            table.add_row(state, Text(f["signature"]), f["kind"], str(f["operations"]), seen)
+            size = f["requests"] if "requests" in f else f["operations"]
+            table.add_row(state, Text(f["signature"]), f["kind"], str(size), seen)
         console.print(table)
         console.print(
             f"Folders are in {s.out / 'findings'}; each README.md there can be pasted into a bug report.", markup=False
@@ -265,3 +268,7 @@ def _scenarios(s: Status, console: Console) -> None:
         f"{ran}; {s.total('unjudged')} without a judged comparison ({rate:.1f} %); {count(lost, 'violation')} did not "
         f"reproduce in a {fresh} and {'is' if lost == 1 else 'are'} not reported."
     )
+    if s.past >= _PAST:
+        console.print(f"{s.past:.0f} s of it were past the end: what was met before was still reduced.")
+    if s.subject == "server" and not s.total("requests"):
+        console.print("[bold red]no request was checked: this says nothing of the server[/]")

@@ -40,6 +40,7 @@ def add(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Explain."""
     thing = read(args.path)
+    served.check_fits(args, server=isinstance(thing, ServerFinding | ServerScenario))
     if isinstance(thing, Finding | ServerFinding):
         try:
             sys.stdout.write(_served(thing, args.path) if isinstance(thing, ServerFinding) else _kept(thing, args.path))

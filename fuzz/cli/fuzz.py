@@ -197,7 +197,8 @@ def add(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the campaign in --out (default: the newest in out/); --minutes and --scenarios are totals",
+        help="go on with the campaign in --out (default: the newest in out/); --minutes, --scenarios and --requests "
+        "are totals",
     )
     p.add_argument(
         "--avoid",
@@ -285,7 +286,9 @@ def _campaign(args: argparse.Namespace, out: Path, setup: Setup) -> int:
         where = {**tested.environment, **({"instrumented": _instrumented(coverage)} if coverage else {})}
         sys.stdout.write(
             msgspec.json.format(
-                msgspec.json.encode({"seed": seed, "jobs": jobs, "environment": where, **result.document()}),
+                msgspec.json.encode(
+                    {"seed": seed, "jobs": jobs, "environment": where, **served.told(plan), **result.document()}
+                ),
                 indent=2,
             ).decode()
             + "\n"
@@ -355,25 +358,30 @@ def _server(args: argparse.Namespace, before: dict[str, Any]) -> Setup:
     """A campaign over llama-server. Raises Usage."""
     served.check(args)
     _planted(args.plant, tuple(PLANTED))
-    build = served.build(args)
-    if before and before.get("build") != build.fingerprint:
-        raise Usage(
-            f"the campaign tests llama-server {before.get('build')}, this is {build.fingerprint}: give "
-            f"{'another' if args.server_bin or args.src else 'its'} --server-bin or --src"
-        )
-    try:
+    again = "another" if args.server_bin or args.src else "its"
+    served.go_on(args, before)
+    try:  # names first: to have the server made takes minutes
         if args.resume and not args.model and not args.driver:
             models = msgspec.convert(before["models"], list[Model])
         else:
             models = served.models(args)
     except (BadModel, SandboxError, msgspec.ValidationError, KeyError) as e:
         raise Usage(str(e)) from None
+    build = served.build(args)
+    if before and before.get("build") != build.fingerprint:
+        raise Usage(
+            f"the campaign tests llama-server {before.get('build')}, this is {build.fingerprint}: give {again} "
+            "--server-bin or --src"
+        )
     flags = list(dict.fromkeys(args.flags)) or before.get("flags", [])
     plan = campaign.Plan(
         models=models, build=build.fingerprint, subject="server", flags=flags, **_asked(args, before),
         variants=args.all_variants or before.get("variants", False),
+        server_bin=str(build.path) if args.server_bin else "", server_src=str(args.src.absolute()) if args.src else "",
     )  # fmt: skip
-    tested = campaign.Tested(cache_dir(), served.environment(build), server=served.part(build, flags))
+    tested = campaign.Tested(
+        cache_dir(), served.environment(build, served.named(args)), server=served.part(build, flags)
+    )
     return Setup(plan, tested, f"{build.name} ({build.fingerprint})")
 
 

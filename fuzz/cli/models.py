@@ -2,6 +2,7 @@
 
 redraft models
 redraft models write qwen35 qwen35.gguf
+redraft models write qwen35 qwen35.gguf --server      with a tokenizer and a chat template, as llama-server needs it
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fuzz.cli.common import console as open_console
 from fuzz.models import DEFAULT
 from subjects.pairs import all_pairs
 from subjects.recipes import Recipe, all_recipes, get
+from subjects.server.dress import dressed
 
 HELP = "list the generated models, or write one"
 
@@ -34,6 +36,12 @@ def add(p: argparse.ArgumentParser) -> None:
     w.add_argument("name", metavar="NAME")
     w.add_argument("path", metavar="PATH", type=Path)
     w.add_argument("--seed", type=int, default=0, help="seed of the weights (default 0)")
+    w.add_argument(
+        "--server",
+        action="store_true",
+        help="with a tokenizer and a chat template, as `fuzz --subject server` writes it: without them llama-server "
+        "takes no requests",
+    )
 
 
 def _use(recipe: Recipe) -> str:
@@ -47,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """List or write."""
     if args.what == "write":
         try:
-            recipe = get(args.name)
+            recipe = dressed(get(args.name)) if args.server else get(args.name)
         except KeyError as e:
             raise Usage(str(e.args[0])) from None
         try:

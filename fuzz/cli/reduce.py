@@ -48,9 +48,10 @@ def add(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Reduce."""
     thing = read(args.path)
+    server = isinstance(thing, ServerFinding | ServerScenario)
+    served.check_fits(args, server=server)
     if args.out:
         _writable(args.out)
-    server = isinstance(thing, ServerFinding | ServerScenario)
     result = _on_server(args, thing) if isinstance(thing, ServerFinding | ServerScenario) else _on_library(args, thing)
     if not isinstance(result, Triaged | ServerTriaged):
         raise Usage(f"its violation shows in {result[0]} of {result[1]} runs only")

@@ -89,15 +89,21 @@ class Beds:
         self.args = args
         self._library: Bench | None = None
         self._server: ServerBuild | None = None
+        self.named_library = any(getattr(args, o) for o in served.LIBRARY_OPTIONS)
+        self.named_server = any(getattr(args, o) for o in served.SERVER_OPTIONS)
 
     def library(self) -> Bench:
         """The library. Raises Usage."""
+        if self.named_server and not self.named_library:  # who names both has programs of both
+            served.check_fits(self.args, server=False)
         if self._library is None:
             self._library = bench(self.args.build, self.args.llama_src, self.args.driver_patch)
         return self._library
 
     def server(self) -> ServerBuild:
         """The llama-server. Raises Usage."""
+        if self.named_library and not self.named_server:
+            served.check_fits(self.args, server=True)
         if self._server is None:
             self._server = served.build(self.args)
         return self._server
@@ -111,12 +117,16 @@ class Beds:
 def run(args: argparse.Namespace) -> int:
     """Replay."""
     beds = Beds(args)
-    if args.build or args.llama_src or args.driver_patch:
-        beds.library()  # what is named must be there
-    if args.server_bin or args.src:
-        beds.server()
+    paths = expand(args.paths)
+    if beds.named_library or beds.named_server:
+        for_server = [_for_server(path) for path in paths]
+        # what is named must be there, where something runs on it
+        if beds.named_library and not all(for_server):
+            beds.library()
+        if beds.named_server and any(for_server):
+            beds.server()
     console = open_console(stderr=args.json)
-    results = [_one(path, beds, args.runs) for path in expand(args.paths)]
+    results = [_one(path, beds, args.runs) for path in paths]
     for text in dict.fromkeys(r["warning"] for r in results if r["warning"]):
         open_console(stderr=True).print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
     for r in results:
@@ -139,6 +149,14 @@ def run(args: argparse.Namespace) -> int:
         )
     verdicts = {r["verdict"] for r in results}
     return 2 if "ERROR" in verdicts else 1 if verdicts & {"FAILED", "FLAKY"} else 0
+
+
+def _for_server(path: Path) -> bool:
+    """Whether a program is of llama-server; False where it cannot be read, which is told of in its turn."""
+    try:
+        return isinstance(read(path), ServerFinding | ServerScenario)
+    except Usage:
+        return False
 
 
 def _one(path: Path, beds: Beds, runs: int) -> dict[str, Any]:
@@ -213,6 +231,8 @@ def _on_servers(thing: ServerFinding | ServerScenario, build: ServerBuild, runs:
         return any(symptom is None or Symptom.of(v) == symptom for v in j.violations)
 
     shown = [j for j in judgements if shows(j)]
+    if shown and symptom and symptom.oracle == server_triage.ALIVE:  # it may end in different ways (see triage)
+        shown = [j for j in judgements if shows(j) or server_triage.died(j)]
     last = (shown or judgements)[-1]
     why = next((why for j in judgements if (why := served.stopped(j))), "")
     if why and not shown:

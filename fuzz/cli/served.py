@@ -8,7 +8,9 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from fuzz.campaign import Plan
 from fuzz.cli.common import Usage, bench
 from fuzz.loop import ServerPart
 from fuzz.models import BadModel, Model
@@ -21,6 +23,9 @@ from subjects.sandbox import SandboxError
 from subjects.server.build import ServerBuild, find_server
 from subjects.server.scenario import ServerScenario
 from subjects.shimcache import BadBuild
+
+SERVER_OPTIONS = ("server_bin", "src")
+LIBRARY_OPTIONS = ("build", "llama_src", "driver_patch")
 
 
 def add_server(p: argparse.ArgumentParser) -> None:
@@ -86,9 +91,42 @@ def part(found: ServerBuild, flags: list[str]) -> ServerPart:
     )
 
 
-def environment(found: ServerBuild) -> dict[str, str | int | list[str]]:
-    """What findings say of where they were seen; no paths."""
+def named(args: argparse.Namespace) -> str:
+    """The option that named the server, as findings say it: without paths of this machine."""
+    if args.server_bin:
+        return "--server-bin PATH/TO/llama-server"
+    return "--src DIR" if args.src else ""
+
+
+def go_on(args: argparse.Namespace, before: dict[str, Any]) -> None:
+    """Take the server of the campaign that goes on where none is named."""
+    if args.server_bin or args.src:
+        return
+    args.server_bin = Path(before["server_bin"]) if before.get("server_bin") else None
+    args.src = Path(before["server_src"]) if before.get("server_src") else None
+
+
+def check_fits(args: argparse.Namespace, *, server: bool) -> None:
+    """Refuse options that name what a program cannot run on. Raises Usage."""
+    if server:
+        given = [o for o in LIBRARY_OPTIONS if getattr(args, o)]
+        if given:
+            how = "name it with --server-bin PATH or --src DIR"
+            raise Usage(f"this program is of llama-server: {how}, not {_as(given)}")
+        return
+    given = [o for o in SERVER_OPTIONS if getattr(args, o)]
+    if given:
+        raise Usage(f"this program is of the library: name a build of it with --build DIR, not {_as(given)}")
+
+
+def _as(options: list[str]) -> str:
+    return " and ".join(f"--{o.replace('_', '-')}" for o in options)
+
+
+def environment(found: ServerBuild, options: str = "") -> dict[str, str | int | list[str]]:
+    """What findings say of where they were seen; no paths. options: see `named`."""
     return {
+        **({"options": options} if options else {}),
         "build": found.name,
         "kind": "server",
         "fingerprint": found.fingerprint,
@@ -98,6 +136,17 @@ def environment(found: ServerBuild) -> dict[str, str | int | list[str]]:
         "machine": platform.machine(),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1),
+    }
+
+
+def told(plan: Plan) -> dict[str, Any]:
+    """What --json says beside of what was asked of a campaign over llama-server. flags: empty for all."""
+    if plan.subject != "server":
+        return {}
+    return {
+        "models": [m.label for m in plan.models],
+        "drivers": list(dict.fromkeys(m.driver.kind for m in plan.models if m.driver)),
+        "flags": plan.flags,
     }
 
 

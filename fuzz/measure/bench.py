@@ -45,6 +45,7 @@ from fuzz.job import SLICE
 from fuzz.loop import slice_seed
 from fuzz.measure.bench_calls import CallList, compile_native
 from fuzz.measure.bench_child import profile_text
+from fuzz.measure.stopping import like_ctrl_c
 from fuzz.models import BadModel, Model, resolve
 from fuzz.strategies import generate, palette, scenarios
 from oracles.judge import Judge
@@ -597,6 +598,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry: 0 done, 1 slower than --check allows, 2 usage or configuration."""
     p = parser()
     args = p.parse_args(argv)
+    like_ctrl_c()
     args.scenarios = (500 if args.driver else 1000) if args.scenarios is None else args.scenarios
     args.seconds = (30.0 if args.server else 15.0) if args.seconds is None else args.seconds
     if args.scenarios < 1 or args.repeat < 1 or args.seconds < 1:

@@ -41,6 +41,8 @@ from subjects.shimcache import BadBuild
 JOBS = 2
 PATIENCE = 120.0
 """seconds that a job may take longer than it is asked to"""
+GRACE = 10.0
+"""seconds that a job may take to end its servers"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,10 @@ def jobs(how: Literal["checked", "plain"], server: ServerBuild, model: Model, se
             for job in range(JOBS):
                 asked = Asked(how, str(server.path), server.fingerprint, model, cache, seed, job, JOBS, seconds)
                 command = [sys.executable, "-m", "fuzz.measure.server_child"]
-                child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                # in a session of its own: Ctrl-C is ours to hand on
+                child = subprocess.Popen(
+                    command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+                )
                 running.append(child)
                 assert child.stdin is not None
                 child.stdin.write(msgspec.json.encode(asked))
@@ -75,10 +80,20 @@ def jobs(how: Literal["checked", "plain"], server: ServerBuild, model: Model, se
             # what a job says is shorter than a pipe
             return [told(child, seconds) for child in running]
         finally:
-            for child in running:
-                if child.poll() is None:
-                    child.kill()
-                    child.wait()
+            end(running)
+
+
+def end(running: list[subprocess.Popen[bytes]]) -> None:
+    """End jobs that still run, with their servers."""
+    for child in running:
+        if child.poll() is None:
+            child.terminate()
+    for child in running:
+        try:
+            child.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
 def told(child: subprocess.Popen[bytes], seconds: float) -> Told:

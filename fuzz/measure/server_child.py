@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from fuzz.loop import slice_seed
+from fuzz.measure.stopping import like_ctrl_c
 from fuzz.models import Model
 from fuzz.server.avoid import SERVER_AVOIDANCES, repaired
 from fuzz.server.flags import palette
@@ -150,8 +151,12 @@ def send(asked: Asked) -> Told:
 
 def main() -> int:
     """Entry."""
+    like_ctrl_c()
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
-    told = check(asked) if asked.how == "checked" else send(asked)
+    try:
+        told = check(asked) if asked.how == "checked" else send(asked)
+    except KeyboardInterrupt:
+        return 130
     sys.stdout.buffer.write(msgspec.json.encode(told))
     return 0
 

@@ -3,10 +3,11 @@
   ci/soundness
   ci/soundness --requests 500 --flags ram-cache --keep out/soundness
 
-For each set of flags campaigns (`redraft fuzz --subject server --avoid always`) check so many requests, a third each on
-a dense, a sliding-window and a hybrid recipe. What it reports as new is shown: each must have a reproducer that a
-person wrote, and be a fault, or there must be none. What could not be judged is counted by its reason, and what the
-server did beside: a set of flags under which nothing is restored says nothing.
+For each set of flags campaigns (`redraft fuzz --subject server --avoid always`) check at least so many requests, a
+third each on a dense, a sliding-window and a hybrid recipe; programs that are begun are checked to their end. What it
+reports as new is shown: each must have a reproducer that a person wrote, and be a fault, or there must be none. What
+could not be judged is counted by its reason, and what the server did beside: a set of flags under which nothing is
+restored says nothing.
 
 Exit 0 when nothing new was reported, 1 when something was, 2 when a campaign could not be run, 130 when interrupted.
 """
@@ -30,6 +31,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fuzz.measure.stopping import like_ctrl_c
 from fuzz.server.flags import FLAG_SETS
 from subjects.server.build import find_server
 from subjects.shimcache import BadBuild
@@ -50,7 +52,9 @@ def main() -> int:
     p = argparse.ArgumentParser(
         prog="ci/soundness", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("--requests", type=int, default=10_000, metavar="N", help="with each set of flags (default 10000)")
+    p.add_argument(
+        "--requests", type=int, default=10_000, metavar="N", help="at least N with each set of flags (default 10000)"
+    )
     p.add_argument("--flags", action="append", choices=[*FLAG_SETS], metavar="NAME", help="this set only; repeatable")
     p.add_argument("--model", action="append", metavar="NAME|PATH", help=f"instead of {', '.join(MODELS)}; repeatable")
     p.add_argument("--jobs", type=int, metavar="J", help="processes of each campaign (default: one for each core)")
@@ -60,6 +64,7 @@ def main() -> int:
     args = p.parse_args()
     if args.requests < 1:
         p.error("--requests takes a number from 1")
+    like_ctrl_c()
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
     scratch = Path(tempfile.mkdtemp(prefix="redraft-soundness-")) if args.keep is None else args.keep.resolve()
     sets: list[dict[str, Any]] = []
@@ -109,7 +114,7 @@ def checked(args: argparse.Namespace, flags: str, model: str, requests: int, out
         text, said = process.communicate()
     except BaseException:
         process.terminate()
-        process.wait()
+        process.communicate()
         raise
     name = f"the campaign with {flags} on {model}"
     if process.returncode not in (0, 1) or not text:

@@ -3,7 +3,7 @@
 show FILE                 what an answer says
 compare GOT COLD BAND FAR the first place where two answers differ; logarithms of probability of honest ones do by BAND
                           at most, and beyond FAR it is a fault
-accepted GOT LEAST        whether as many drafted tokens were accepted as must be
+accepted GOT CLEAN        whether as many drafted tokens were accepted as by a server that keeps nothing
 slot GOT WRONG            whether a slot action is answered wrongly again: "done", "refused", or a number of tokens
 damage FOLDER NAME PIECES put a file together anew, of pieces of the files there: [file, from, to], or bytes in hex
 
@@ -49,6 +49,11 @@ def tokens(answer: dict[str, Any]) -> list[int]:
     return found or [number for number, _ in tops(answer)]
 
 
+def count(n: int, noun: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def show(path: str) -> str:
     """An answer in a line."""
     answer = read(path)
@@ -56,13 +61,13 @@ def show(path: str) -> str:
         return f"error {answer['error'].get('code')}: {answer['error'].get('message')}"
     for name in ("saved", "restored", "erased"):
         if f"n_{name}" in answer:
-            return f"{answer[f'n_{name}']} tokens {name}"
+            return f"{count(answer[f'n_{name}'], 'token')} {name}"
     timings = answer.get("timings", {})
-    said = [f"{len(tokens(answer))} tokens: {' '.join(map(str, tokens(answer)))}"]
+    said = [f"{count(len(tokens(answer)), 'token')}: {' '.join(map(str, tokens(answer)))}"]
     if "cache_n" in timings:
         said.append(f"{timings['cache_n']} of the prompt cached")
     if timings.get("draft_n"):
-        said.append(f"{timings['draft_n_accepted']} of {timings['draft_n']} drafted tokens accepted")
+        said.append(f"{timings['draft_n_accepted']} of {count(timings['draft_n'], 'drafted token')} accepted")
     if answer.get("broken off"):
         said.append("then the client went away")
     return "; ".join(said)
@@ -74,14 +79,19 @@ def told(path: str) -> int:
     return 0
 
 
-def difference(ours: dict[int, float], clean: dict[int, float]) -> float:
-    """How far the probabilities of two lists are apart at most; lists with nothing in common, or with what is no
-    number, are as far apart as can be."""
+def difference(ours: dict[int, float], clean: dict[int, float]) -> tuple[float, str]:
+    """How far the probabilities of two lists are apart at most, and which; lists with nothing in common, or with what
+    is no number, are as far apart as can be."""
     both = ours.keys() & clean.keys()
     if ours and clean and not both:
-        return math.inf
-    apart = [abs(ours[t] - clean[t]) for t in both if ours[t] != clean[t]]
-    return max((x if math.isfinite(x) else math.inf for x in apart), default=0.0)
+        return math.inf, f"none of the most probable tokens, {[*ours]}, is one of a cold server's, {[*clean]}"
+    found = 0.0, ""
+    for t in both:
+        a, b = ours[t], clean[t]
+        apart = 0.0 if a == b else abs(a - b) if math.isfinite(a - b) else math.inf
+        told = f"the log-probability of token {t} is {a:.4g}, and {b:.4g} of a cold server"
+        found = max(found, (apart, told), key=lambda x: x[0])
+    return found
 
 
 def compare(got_path: str, cold_path: str, band: str, far: str) -> int:
@@ -94,35 +104,62 @@ def compare(got_path: str, cold_path: str, band: str, far: str) -> int:
         print(f"nothing to compare: {show(got_path)} / {show(cold_path)}")
         return 2
     probable = list(zip(tops(got), tops(cold), strict=False))
-    most = 0.0
+    most, worst = 0.0, ""
+    parted = ""
     for i, (a, b) in enumerate(zip(tokens(got), tokens(cold), strict=False)):
         ours, clean = (probable[i][0][1], probable[i][1][1]) if i < len(probable) else ({}, {})
-        apart = difference(ours, clean)
+        apart, told = difference(ours, clean)
+        if apart > most:
+            most, worst = apart, f"at token {i} of the answer {told}"
         if a != b:
             gap = clean.get(b, 0.0) - clean.get(a, min(clean.values(), default=0.0))
-            tie = gap <= 2 * float(band) and apart <= float(far)
-            print(
-                f"token {i} is {a}, and {b} of a cold server, which prefers it by {gap:.4g} (band {float(band):.2g}): "
+            parted = (
+                f"token {i} is {a}, and {b} of a cold server, which prefers it by {gap:.4g} (band {float(band):.2g})"
             )
-            print("a near tie, not reproduced" if tie else "DIFFERENT")
-            return int(not tie)
-        if apart > float(far):
-            print(f"DIFFERENT: log-probabilities of token {i} are {apart:.4g} apart (honest: {float(band):.2g})")
-            return 1
-        most = max(most, apart)
+            if gap > 2 * float(band):
+                print(f"DIFFERENT: {parted}")
+                return 1
+            break
+    if most > float(far):
+        times = f", {ratio(most / float(band))} times the band of {float(band):.2g}" if float(band) > 0 else ""
+        print(f"DIFFERENT: {worst}: {most:.4g} apart{times if math.isfinite(most) else ''}")
+        return 1
+    if parted:
+        print(f"{parted}: a near tie, not reproduced")
+        return 0
     if "broken off" not in got and len(tokens(got)) != len(tokens(cold)):
-        print(f"DIFFERENT: it ends behind {len(tokens(got))} tokens, the cold server's behind {len(tokens(cold))}")
+        ends = count(len(tokens(got)), "token")
+        print(f"DIFFERENT: it ends behind {ends}, the cold server's behind {len(tokens(cold))}")
         return 1
     print(f"the answers are equal, log-probabilities within {most:.2g} (honest: {float(band):.2g}): not reproduced")
     return 0
 
 
-def accepted(path: str, least: str) -> int:
-    """1 where fewer drafted tokens were accepted than must be."""
-    timings = read(path).get("timings", {})
-    found = timings.get("draft_n_accepted", 0)
-    print(f"{found} of {timings.get('draft_n', 0)} drafted tokens accepted; {least} must be")
-    return int(found < int(least))
+def ratio(x: float) -> str:
+    """Two digits, and as many noughts as it takes."""
+    return f"{float(f'{x:.2g}'):,.0f}" if 10 <= x < 1e9 else f"{x:.2g}"
+
+
+def accepted(got_path: str, clean_path: str) -> int:
+    """1 where fewer drafted tokens were accepted than by a server that keeps nothing, 2 where the answers differ, so
+    that nothing can be said of their drafts."""
+    got, clean = read(got_path), read(clean_path)
+    if not tokens(clean) or tokens(got) != tokens(clean):
+        print(f"nothing to compare, the answers differ: {show(got_path)} / {show(clean_path)}")
+        return 2
+    (mine, of), (theirs, their_of) = drafts(got), drafts(clean)
+    verdict = "FEWER" if mine < theirs else "not reproduced"
+    print(
+        f"{verdict}: {mine} of {count(of, 'drafted token')} accepted; a server that keeps nothing accepts {theirs} of "
+        f"{their_of}"
+    )
+    return int(mine < theirs)
+
+
+def drafts(answer: dict[str, Any]) -> tuple[int, int]:
+    """How many drafted tokens were accepted, of how many."""
+    timings = answer.get("timings", {})
+    return timings.get("draft_n_accepted", 0), timings.get("draft_n", 0)
 
 
 def slot(path: str, wrong: str) -> int:

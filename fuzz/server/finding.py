@@ -53,6 +53,11 @@ class ServerFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     version: int = VERSION
 
     @property
+    def options(self) -> str:
+        """See `options_of`."""
+        return options_of(self.environment)
+
+    @property
     def rule(self) -> str:
         """The first line of the report."""
         if self.violation:
@@ -65,6 +70,12 @@ class ServerFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if self.violation:
             return self.violation.check
         return Check(kind="alive", step=max(len(self.scenario.requests) - 1, 0))
+
+
+def options_of(environment: Mapping[str, object]) -> str:
+    """Options that name the server of an environment, for a person to fill in, each behind a blank; empty for the
+    usual one."""
+    return f" {environment['options']}" if environment.get("options") else ""
 
 
 def write(finding: ServerFinding, trace: ServerTrace, cold: Cold, folder: Path, *, replace: bool = False) -> Path:

@@ -119,13 +119,17 @@ def valid(program: ServerScenario) -> list[str]:
     return found
 
 
+MOST = 1 << 20
+"""tokens, words and most else: more would only keep the client busy"""
+
+
 def _flags(f: Flags) -> Iterator[str]:
     for name, n, least in (
         ("parallel", f.parallel, 1), ("ctx", f.ctx, 1), ("ubatch", f.ubatch, 1), ("checkpoints", f.checkpoints, 0),
         ("spacing", f.spacing, 0), ("cache_ram", f.cache_ram, 0), ("similarity", f.similarity, 0),
     ):  # fmt: skip
-        if n < least:
-            yield f"flags.{name} is {n}; it is at least {least}"
+        if not least <= n <= MOST:
+            yield f"flags.{name} is {n}; it is at least {least} and at most {MOST:,}"
     if f.ubatch > f.batch:
         yield f"flags.ubatch is {f.ubatch}, more than flags.batch ({f.batch}); make it at most that"
     if f.similarity > 100:
@@ -175,8 +179,8 @@ def broken(book: Book, request: AnyRequest, flags: Flags) -> list[str]:
 
 
 def _asked(predict: int, stream: int, cancel: int | None) -> Iterator[str]:
-    if predict < 1:
-        yield f"predict is {predict}; ask for at least one token, or nothing can be judged"
+    if not 1 <= predict <= MOST:
+        yield f"predict is {predict}; ask for at least one token, or nothing can be judged, and at most {MOST:,}"
     if stream < 0:
         yield f"stream is {stream}; streams are numbered from 0"
     if cancel is not None and not 0 <= cancel < max(predict, 1):
@@ -186,6 +190,8 @@ def _asked(predict: int, stream: int, cancel: int | None) -> Iterator[str]:
 def _turn(book: Book, t: Turn) -> Iterator[str]:
     if t.conv < 0 or (t.base is not None and t.base < 0):
         yield "conversations are numbered from 0"
+    if t.n > MOST:
+        yield f"n is {t.n}; it is at most {MOST:,}"
     if t.n < 0:
         yield f"n is {t.n}; to shorten, say keep with a negative d and n 0"
     if (t.keep.at == "start" and t.keep.d < 0) or (t.keep.at == "end" and t.keep.d > 0):
@@ -200,8 +206,8 @@ def _chat(book: Book, c: Chat) -> Iterator[str]:
     had = book.chats.get(c.conv, 0)
     if c.conv < 0:
         yield "chats are numbered from 0"
-    if c.words < 1:
-        yield f"words is {c.words}; a message has at least one"
+    if not 1 <= c.words <= MOST:
+        yield f"words is {c.words}; a message has at least one, and at most {MOST:,}"
     if not -1 <= c.keep <= had:
         yield f"keep is {c.keep}; chat {c.conv} has {had} messages, and -1 keeps all"
     yield from _asked(c.predict, c.stream, c.cancel)

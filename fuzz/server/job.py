@@ -20,7 +20,7 @@ from fuzz.server.gen import Setting, programs
 from fuzz.server.triage import ROUTES, ServerTriaged, triage
 from fuzz.strategies import generate
 from fuzz.triage import Symptom
-from oracles.server.judge import ServerJudge, ServerJudgement
+from oracles.server.judge import NoServer, ServerJudge, ServerJudgement
 from subjects.server.build import ServerBuild
 from subjects.server.scenario import ServerScenario
 from subjects.server.trace import ended
@@ -42,6 +42,7 @@ class ServerJob(Loop[ServerScenario]):
     """See the module."""
 
     subject = "server"
+    fatal = (NoServer,)
 
     def __init__(self, config: JobConfig, server: ServerPart):
         super().__init__(config)
@@ -194,7 +195,7 @@ def make(t: ServerTriaged, known: KnownFault | None, config: JobConfig, memory: 
         hang=trace.end.how == "hang",
         seed=config.seed,
         job=config.job,
-        found_by=" --subject server",
+        found_by=f" --subject server{findings.options_of(config.environment)}",
         environment=config.environment,
     )
 

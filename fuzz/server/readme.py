@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fuzz.repro.phrases import count
 from fuzz.repro.text import WIDTH, bullets, fill, number, numbered, scrub
 from fuzz.server import words
@@ -23,7 +25,7 @@ LOG_LINES = 12
 TOPS = 3
 _DYING = re.compile(r"GGML_ASSERT|GGML_ABORT|terminate called|fatal error")
 # of the environment, in this order, and only what a reader of a bug report asks for; all of it is in environment.json
-_SHOWN = ("build", "llama_cpp", "fingerprint", "system_info", "cpu", "platform", "compiler")
+_SHOWN = ("system_info", "cpu", "platform", "compiler")
 
 
 def readme(finding: ServerFinding, trace: ServerTrace, cold: Cold) -> str:
@@ -32,7 +34,7 @@ def readme(finding: ServerFinding, trace: ServerTrace, cold: Cold) -> str:
         finding.rule,
         f"## {finding.title}",
         _because(finding),
-        "### Smallest program",
+        f"### {_heading(finding)}",
         _model(finding),
         numbered(words.program(finding.scenario, trace)),
         "### What was seen",
@@ -56,7 +58,7 @@ def explain(finding: ServerFinding, trace: ServerTrace, cold: Cold) -> str:
         fill(finding.title),
         fill(_because(finding)),
         fill(_model(finding).replace("`", "")),
-        "Program\n" + "\n".join(_steps(finding, trace)),
+        f"{_heading(finding)}\n" + "\n".join(_steps(finding, trace)),
         "Seen\n" + "\n".join(fill(line, "  ") for line in _observed(finding, trace, cold)),
     ]
     clean = _clean(finding, cold)
@@ -84,6 +86,17 @@ def _because(finding: ServerFinding) -> str:
     because, what = finding.violation.because, finding.check.what
     # what tells crashes apart has no numbers of the run
     return scrub(because.replace(what, finding.end.strip()) if finding.end and what else because)
+
+
+def _heading(finding: ServerFinding) -> str:
+    n, m = finding.reproduced
+    if n == m:
+        return "Smallest program"
+    # what does not show every time is not reduced, but for what comes behind the request that is blamed
+    program, original = finding.scenario, finding.original
+    whole = msgspec.structs.replace(original, requests=original.requests[: len(program.requests)]).key()
+    reduced = "not reduced: " if program.key() == whole else ""
+    return f"{'Program' if reduced else 'Smallest program'} ({reduced}it shows in {n} of {count(m, 'run')})"
 
 
 def _model(finding: ServerFinding) -> str:
@@ -146,7 +159,7 @@ def _observed(finding: ServerFinding, trace: ServerTrace, cold: Cold) -> list[st
         if reply.drafted:
             rounds = ", ".join(f"{n}/{of}" for n, of in reply.rounds())
             told = f" (round by round {rounds})" if rounds else ""
-            lines.append(f"drafting: {reply.accepted} of {reply.drafted} tokens accepted{told}")
+            lines.append(f"drafting: {reply.accepted} of {count(reply.drafted, 'token')} accepted{told}")
     n, m = finding.reproduced
     lines.append(f"reproduced in {n} of {count(m, 'run')}, each on a server of its own")
     if finding.known:
@@ -161,7 +174,7 @@ def _differs(finding: ServerFinding, reply: Reply, clean: Reply | None) -> list[
     if check.what == "slot":
         return [f"{where} answered {words.refusal(reply) if reply.status != 200 else count(reply.n, 'token')}"]
     if check.what == "acceptance":
-        return [f"{where}: {got} of {reply.drafted} drafted tokens accepted, at least {wanted} must be"]
+        return [f"{where}: {got} of {count(reply.drafted, 'drafted token')} accepted, at least {wanted} must be"]
     if check.what == "status":
         told = f", where a cold server answers {count(len(clean.tokens), 'token')}" if clean is not None else ""
         return [f"{where} answered {words.refusal(reply)}{told}"]
@@ -180,6 +193,8 @@ def _differs(finding: ServerFinding, reply: Reply, clean: Reply | None) -> list[
             f"log-probabilities differ by up to {error} against a band of {band:.2g} (honest differences measured "
             f"here){ratio}"
         )
+    if clean is not None and (got == wanted or check.what == "logprob"):
+        lines += words.worst(reply, clean, v.band if v is not None else check.band)
     if v is not None:
         lines += [rung for rung in v.rungs if not rung.startswith("band")]
     lines.append(f"answered: `{_tokens(reply.tokens)}`")
@@ -212,6 +227,14 @@ def _clean(finding: ServerFinding, cold: Mapping[tuple[int, int], Reply]) -> str
     clean = cold.get((finding.check.step, max(finding.check.seq, 0)))
     if clean is None or finding.check.kind != "reply":
         return ""
+    if finding.check.what == "acceptance":
+        n = finding.check.expected[-1]
+        # cold.json may have the answer of one that does not draft
+        accepted = f"{n} of {count(clean.drafted, 'drafted token')}" if clean.drafted else count(n, "drafted token")
+        return (
+            "To the same request a server that has answered nothing before, with the same drafting, but no cache and "
+            f"no checkpoints, gives the same answer, and accepts {accepted}."
+        )
     text = f"To the same request a server that has answered nothing before, with no cache, no checkpoints and no \
 drafting, answers `{_tokens(clean.tokens)}`."
     row = finding.check.row
@@ -227,16 +250,22 @@ def _ways(finding: ServerFinding) -> list[str]:
     files = "".join(f" {shlex.quote(ref.label())}" for ref in given)
     numpy = "" if len(given) == 1 + (d is not None and d.draft is not None) else "; writes the model, with numpy"
     return [
-        f"With curl and python3 (exit code 1: reproduced, 0: not{numpy}):\n\n```\n./repro.sh{files} "
+        f"With curl and python3 (exit code 1: reproduced, 0: not{numpy}){_several(finding)}:\n\n```\n./repro.sh{files} "
         "path/to/llama-server\n```",
         "With redraft, in the folder of this finding (`--server-bin PATH` takes another server than `redraft build "
-        "--server` made):\n\n```\nredraft replay .\n```",
+        f"--server` made):\n\n```\nredraft replay .{finding.options}\n```",
     ]
 
 
+def _several(finding: ServerFinding) -> str:
+    n, m = finding.reproduced
+    return "" if n == m else f"; it shows in {n} of {count(m, 'run')}, so it may take several"
+
+
 def _environment(finding: ServerFinding) -> list[str]:
-    env = {"build": finding.build, **finding.environment}
-    lines = [f"**{name.replace('_', ' ')}**: {env[name]}" for name in _SHOWN if name in env]
+    env = finding.environment
+    lines = [f"**server**: {words.seen_with(finding.build, env)}"]
+    lines += [f"**{name.replace('_', ' ')}**: {env[name]}" for name in _SHOWN if name in env]
     if finding.seed is not None:
         job = f", job {finding.job}" if finding.job is not None else ""
         lines.append(f"**found by**: redraft fuzz{finding.found_by}, seed {finding.seed}{job}")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fuzz.repro.phrases import count
 from fuzz.repro.text import WIDTH
 from fuzz.server.model import made
 from fuzz.server.words import seen_with, units
@@ -56,8 +57,8 @@ set -u
 """
 
 _SET_UP = """\
-if [ $# -lt {given} ] || [ -z "$(command -v "$server")" ]; then
-    echo "usage: $0 {usage}; there must be a $server" >&2
+{given}if [ -z "$(command -v "$server")" ]; then
+    echo "not found: $server" >&2
     exit 2
 fi
 for variable in "${{!LLAMA_@}}"; do # they would be flags
@@ -95,14 +96,30 @@ _WRITE = """\
 python3 "$here/model.py" {paths} || exit 2
 """
 
+_GIVEN = """\
+if [ $# -lt {n} ]; then
+    echo "usage: $0 {usage}" >&2
+    exit 2
+fi
+"""
+
+_FOUND = """\
+if [ ! -f "${name}" ]; then
+    echo "not found: ${name}" >&2
+    exit 2
+fi
+"""
+
 _FUNCTIONS = """\
-answers() {{ python3 "$here/answers.py" "$@"; }}
+exec 3>&2 2> /dev/null # without what bash itself says of a server that ends
+answers() {{ python3 "$here/answers.py" "$@" 2>&3; }}
 
 # start LOG COMMAND...: a server on a free port
 start() {{
     log=$work/$1
     shift
-    "$@" > "$log" 2>&1 &
+    : > "$log"
+    "$@" > "$log" 2>&1 3>&- &
     pid=$!
     for _ in $(seq 2400); do
         port=$(sed -n 's|.*listening on http://127.0.0.1:\\([0-9]*\\).*|\\1|p' "$log" | head -n 1)
@@ -181,7 +198,7 @@ def repro_sh(finding: ServerFinding, trace: ServerTrace) -> str:
     head = _HEAD.format(doc=_doc(finding), usage=usage, numpy=" with numpy" if made(program) else "")
     names = [f"{name}=${{{i}:-}}" for i, name in enumerate(given, 1)]
     names.append(f"server=${{{len(given) + 1}:-${{LLAMA_SERVER:-llama-server}}}}")
-    blocks = [head + "\n".join(names) + "\n" + _SET_UP.format(usage=usage, given=len(given)) + _write(program)]
+    blocks = [head + "\n".join(names) + "\n" + _set_up(usage, given) + _write(program)]
     how = trace.end.how
     dead = {"start": how == "start", "died": alive, "broken": how == "broken", "hung": finding.hang}
     codes = {name: 1 if shown else 2 for name, shown in dead.items()}
@@ -271,20 +288,25 @@ def _verdict(finding: ServerFinding, trace: ServerTrace) -> str:
     name = label(check.step, max(check.seq, 0), program.requests[check.step])
     if check.what == "slot":
         return f'answers slot "$work/{name}" {_wrong(finding)}\n'
-    if check.what == "acceptance":
-        return f'answers accepted "$work/{name}" {check.expected[-1]}\n'
     reply = trace.reply(check.step, max(check.seq, 0))
     assert reply is not None
+    drafts = check.what == "acceptance"
     clean = cold_flags(program.flags)
+    if drafts:
+        what = "as many drafts must be accepted as by a server that has answered nothing before and keeps nothing"
+        verdict = f'answers accepted "$work/{name}" "$work/cold"\n'
+    else:
+        what = "what must come out: the answer of a server that has answered nothing before and keeps nothing"
+        verdict = f'answers compare "$work/{name}" "$work/cold" {check.band!r} {check.band * FAR!r}\n'
     return "\n".join(
         [
-            "# what must come out: the answer of a server that has answered nothing before and keeps nothing",
+            f"# {what}",
             "stop",
-            _array("cold_command", clean, None, saves=False),
+            _array("cold_command", clean, program.driver if drafts else None, saves=False),
             'start cold-log "${cold_command[@]}"',
             f"post cold {_path(reply)} {_quoted(body_of(reply) | {'cache_prompt': False})}",
             'told cold "a cold server"',
-            f'answers compare "$work/{name}" "$work/cold" {check.band!r} {check.band * FAR!r}\n',
+            verdict,
         ]
     )
 
@@ -299,6 +321,9 @@ def _wrong(finding: ServerFinding) -> str:
 
 def _doc(finding: ServerFinding) -> str:
     lines = [finding.rule, "", f"{finding.title}. Seen with {seen_with(finding.build, finding.environment)}."]
+    n, m = finding.reproduced
+    if n < m:
+        lines.append(f"It was seen in {n} of {count(m, 'run')}: it may take several to see it again.")
     for name, ref in _models(finding.scenario).items():
         if ref.recipe is None:
             known = f", SHA-256 {ref.sha256}" if ref.sha256 else ""
@@ -316,6 +341,11 @@ def _models(program: ServerScenario) -> dict[str, ModelRef]:
 def _given(program: ServerScenario) -> list[str]:
     """Models that the caller must give."""
     return [name for name, ref in _models(program).items() if ref.recipe is None]
+
+
+def _set_up(usage: str, given: Sequence[str]) -> str:
+    checks = [_GIVEN.format(n=len(given), usage=usage)] if given else []
+    return _SET_UP.format(given="".join([*checks, *(_FOUND.format(name=name) for name in given)]))
 
 
 def _write(program: ServerScenario) -> str:

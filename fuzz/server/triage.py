@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from fuzz.server.fit import valid
 from fuzz.server.reduce import reduce
 from fuzz.triage import RERUNS, Symptom, find
 from oracles.server.judge import ServerJudge, ServerJudgement
@@ -13,6 +17,7 @@ from oracles.verdict import Violation
 from subjects.server.scenario import DamageFile, EraseSlot, RestoreSlot, SaveSlot, ServerScenario
 from subjects.server.trace import Deed, Reply
 
+ALIVE = "server-alive"
 # oracles that need more runs than the one of the program
 VARIANTS = frozenset({"server-history", "server-drafting"})
 ROUTES: dict[str, tuple[Deed | None, str]] = {
@@ -27,6 +32,10 @@ ROUTES: dict[str, tuple[Deed | None, str]] = {
 and as titles say it"""
 # a prompt comes out of the cache, and goes on from a checkpoint there
 _TOGETHER = ("file", "cache", "checkpoint")
+
+
+Hit = tuple[ServerJudgement, Violation]
+"""a run that shows what is looked for, and as what"""
 
 
 @dataclass
@@ -61,7 +70,11 @@ def triage(
     stop: Callable[[], bool] = lambda: False,
 ) -> ServerTriaged | tuple[int, int]:
     """Confirm and reduce the first violation of a run; (n, m) alone when it does not reproduce with fresh servers.
-    avoid: known faults, as the run was judged: what they may have spoilt is not taken for the violation."""
+    avoid: known faults, as the run was judged: what they may have spoilt is not taken for the violation.
+
+    Memory that is broken ends a server here or there: where one program ends it in different ways, each is taken for
+    the violation, and the most frequent one gives the signature.
+    """
 
     def run(program: ServerScenario) -> ServerJudgement:
         return judge.judge(program, fresh=True, fault=fault, variants=symptom.oracle in VARIANTS, avoid=avoid)
@@ -69,20 +82,34 @@ def triage(
     original, symptom = judgement.program, Symptom.of(judgement.violations[0])
     if symptom.oracle == "server-history":
         original, symptom = plainer(judge, judgement, fault=fault, avoid=avoid) or (original, symptom)
-    shown = sum(find(run(original), symptom) is not None for _ in range(RERUNS))
-    if shown == 0:
-        return (0, RERUNS)
-    if shown < RERUNS:  # by the order of what is done at the same time: reduction would chase that
-        program, complete, tried = original, False, 0
-    else:
-        found = reduce(original, lambda p: find(run(p), symptom) is not None, seconds=seconds, stop=stop)
-        program, complete, tried = found.scenario, found.complete, found.tried
-    # how often the program that is reported shows it, not the one that it came from
-    finals = [run(program) for _ in range(RERUNS)]
-    hits = [(f, v) for f in finals if (v := find(f, symptom)) is not None]
+    deadly = symptom.oracle == ALIVE and died(judgement)
+
+    def shows(found: ServerJudgement, any_end: bool) -> Violation | None:
+        return find(found, symptom) or (found.violations[0] if any_end and died(found) else None)
+
+    def hits_of(program: ServerScenario) -> list[Hit]:
+        runs = [run(program) for _ in range(RERUNS)]
+        return [(j, v) for j in runs if (v := shows(j, deadly)) is not None]
+
+    hits = hits_of(original)
     if not hits:
         return (0, RERUNS)
-    final, violation = hits[0]
+    # where it ends in one way, reduction must not come upon another fault
+    varied = deadly and any(Symptom.of(v) != symptom for _, v in hits)
+    program, complete, tried = original, False, 0
+    if len(hits) == RERUNS:
+        found = reduce(original, lambda p: shows(run(p), varied) is not None, seconds=seconds, stop=stop)
+        program, complete, tried = found.scenario, found.complete, found.tried
+        # how often the program that is reported shows it, not the one that it came from
+        hits = hits_of(program)
+    elif (shorter := _cut(original, hits)) is not None and not stop():
+        # by the order of what is done at the same time: reduction would chase that
+        fewer, tried = hits_of(shorter), RERUNS
+        if len(fewer) >= len(hits):
+            program, hits = shorter, fewer
+    if not hits:
+        return (0, RERUNS)
+    final, violation = _usual(hits)
     route = route_of(final, violation)
     return ServerTriaged(
         final,
@@ -96,6 +123,25 @@ def triage(
         complete,
         tried,
     )
+
+
+def died(judgement: ServerJudgement) -> bool:
+    """Whether what a run shows first is that the server ended, in whatever way, and by itself."""
+    first = next(iter(judgement.violations), None)
+    return first is not None and first.oracle == ALIVE and judgement.trace.end.how not in ("broken", "hang")
+
+
+def _usual(hits: Sequence[Hit]) -> Hit:
+    """The first of those with the key that most of them have."""
+    key, _ = Counter(v.key for _, v in hits).most_common(1)[0]
+    return next(hit for hit in hits if hit[1].key == key)
+
+
+def _cut(program: ServerScenario, hits: Sequence[Hit]) -> ServerScenario | None:
+    """Without what follows the last request that was wrong in any of the runs; None where nothing does."""
+    last = max(v.check.step for _, v in hits)
+    shorter = msgspec.structs.replace(program, requests=program.requests[: last + 1])
+    return shorter if 0 <= last < len(program.requests) - 1 and not valid(shorter) else None
 
 
 def plainer(

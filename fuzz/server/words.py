@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -140,17 +141,22 @@ class Words:
         return f"{text}: {count(more, 'token')} more, {_prompt(size)}" if more else f"{text}: {_prompt(size)}"
 
     def _chat(self, ask: Chat, reply: Reply) -> str:
-        kept = len(reply.messages) - 1
+        kept, name = len(reply.messages) - 1, chat_name(ask.conv)
         anew = ask.conv in self.chats
         if reply.status == 200:
             self.chats.add(ask.conv)
         said = f"a message of {count(max(ask.words, 1), 'word')}"
         size = f", {_prompt(reply.length)}" if reply.length else ""
         if kept <= 0:
-            return f"chat {ask.conv} begins{' anew' if anew else ''}: {said}{size}"
+            return f"chat {name} begins{' anew' if anew else ''}: {said}{size}"
         if ask.keep < 0:
-            return f"chat {ask.conv} goes on: {said}{size}"
-        return f"chat {ask.conv} goes back to its first {count(kept, 'message')}: {said}{size}"
+            return f"chat {name} goes on: {said}{size}"
+        return f"chat {name} goes back to its first {count(kept, 'message')}: {said}{size}"
+
+
+def chat_name(conv: int) -> str:
+    """`A` for chat 0, `B` for the next: conversations, which are others, have numbers."""
+    return (chat_name(conv // 26 - 1) if conv >= 26 else "") + chr(ord("A") + conv % 26)
 
 
 def _prompt(n: int) -> str:
@@ -170,13 +176,36 @@ def refusal(reply: Reply) -> str:
     return f"HTTP {reply.status}: {scrub(reply.error)}"
 
 
+def worst(reply: Reply, clean: Reply, band: float) -> list[str]:
+    """Where the probabilities of two answers are furthest apart, up to the token at which they part; none where that is
+    within the band."""
+    found: tuple[float, str] = (band, "")
+    for row, (mine, theirs) in enumerate(zip(map(dict, reply.tops), map(dict, clean.tops), strict=False)):
+        where = f"worst at token {row} of the answer: "
+        for token in mine.keys() & theirs.keys():
+            a, b = mine[token], theirs[token]
+            apart = 0.0 if a == b else abs(a - b) if math.isfinite(a - b) else math.inf
+            told = f"{where}the log-probability of token {token} is {a:.4g} as served, {b:.4g} of the cold server"
+            found = max(found, (apart, told), key=lambda x: x[0])
+        if mine and theirs and not mine.keys() & theirs.keys():
+            told = f"{where}none of the most probable tokens as served, {_ids(mine)}, is one of the cold server's, "
+            found = max(found, (math.inf, told + _ids(theirs)), key=lambda x: x[0])
+        if reply.tokens[row : row + 1] != clean.tokens[row : row + 1]:
+            break
+    return [found[1]] if found[1] else []
+
+
+def _ids(tops: Mapping[int, float]) -> str:
+    return listed(map(str, tops))
+
+
 def deeds(reply: Reply) -> list[str]:
     """What the server did with a prompt, in the order of its effect."""
     by: dict[str, list[Event]] = {}
     for e in reply.events:
         by.setdefault(e.what, []).append(e)
     said = [f"{reply.cached} cached"] if reply.cached else []
-    said += dict.fromkeys(told(e) for what in _BEFORE for e in by.get(what, ()))
+    said += dict.fromkeys(text for what in _BEFORE for e in by.get(what, ()) if (text := told(e)))
     for what, verb in (("erased", "dropped"), ("checkpoint", "made")):
         if places := _places(by.get(what, ())):
             said.append(f"{places} {verb}")
@@ -197,7 +226,7 @@ def answer(reply: Reply) -> str:
     if reply.cancelled:
         said.append("then the client went away")
     if reply.drafted:
-        said.append(f"{reply.accepted} of {reply.drafted} drafted tokens accepted")
+        said.append(f"{reply.accepted} of {count(reply.drafted, 'drafted token')} accepted")
     rounds = sum(e.what == "replay" for e in reply.events)
     if rounds:
         said.append(f"the state before a draft restored in {count(rounds, 'round')}")

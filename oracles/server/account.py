@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from oracles.band import FAR
 from subjects.server.scenario import Chat, ServerScenario, Turn, asked
-from subjects.server.trace import Reply, ServerTrace
+from subjects.server.trace import End, Reply, ServerTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,11 @@ class ServerAccount:
     memory: str = "?"
     held: list[Held] = field(default_factory=list)
     unanswered: list[tuple[Reply, Reply]] = field(default_factory=list)
-    """answered with an error here, answered well by the cold server"""
+    """answered with an error here though their prompts fit, with what the cold server answers"""
+    fallen: tuple[Reply, End, str] | None = None
+    """the request at which a cold server ended, how, and its log"""
+    refused: int = 0
+    """prompts too long for a slot, which both refuse"""
     clean: list[Clean] = field(default_factory=list)
     others: list[Other] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)
@@ -142,10 +146,10 @@ def hold(reply: Reply, cold: Reply, band: float) -> Held:
         if not off <= error:
             row, error, token, expected = i, off, a, b
         if a != b:
-            least = min(theirs.values(), default=0.0)
-            return Held(
-                reply, cold, band, i, a, b, error, theirs.get(b, 0.0) - theirs.get(a, least), compared, probable
-            )
+            # where the cold server does not say how sure it was, it was
+            least = min(theirs.values(), default=-math.inf)
+            apart = theirs.get(b, 0.0) - theirs.get(a, least)
+            return Held(reply, cold, band, i, a, b, error, apart, compared, probable)
     return Held(reply, cold, band, row, token, expected, error, gap, compared, probable)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from oracles.crash import crash_text
 from oracles.server.account import ServerAccount
 from oracles.server.base import ServerOracle
@@ -22,12 +24,16 @@ class Alive(ServerOracle):
     def judge(self, account: ServerAccount) -> Verdict:
         """Judge the end of the run."""
         trace, program = account.trace, account.program
-        end = trace.end
+        end, log, whose = trace.end, trace.log, ""
+        if end.how == "ok" and account.fallen is not None and account.fallen[1].how in ("signal", "exit"):
+            reply, fell, log = account.fallen
+            end = msgspec.structs.replace(fell, request=reply.request)
+            whose = ", asked of a server that keeps nothing,"
         if end.how == "ok":
             return Verdict(oracle=self.name, compared=1)
         if end.how == "error" or (end.how == "start" and end.number >= 0):  # it refused flags or model, or is slow
             return Verdict(oracle=self.name, unknown=(f"not started: {end.text}",))
-        text = end.text if end.how == "broken" else crash_text(ended(end), trace.log)
+        text = end.text if end.how == "broken" else crash_text(ended(end), log)
         step = max(end.request, 0)
         name = str(program.requests[step].__struct_config__.tag) if end.request >= 0 else "the start"
         how = _HOW.get(end.how, "ended the server")
@@ -36,7 +42,7 @@ class Alive(ServerOracle):
             oracle=self.name,
             key=f"server-alive:{text}",
             rule=RULE,
-            because=f"Request {step} ({name}) must be answered; but it {how}: {text}",
+            because=f"Request {step} ({name}){whose} must be answered; but it {how}: {text}",
             check=check,
             kind="crash",
             suspects=(step,),

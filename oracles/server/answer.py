@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oracles.server.account import Held, ServerAccount
 from oracles.server.base import ServerOracle
-from oracles.server.words import did, difference, place
+from oracles.server.words import did, difference, place, tokens
 from oracles.verdict import Check, Verdict, Violation
 
 RULE = (
@@ -25,9 +25,10 @@ class Answer(ServerOracle):
         """Judge every answer that was held against the cold one."""
         found = [violation(self.name, h) for h in account.held if h.wrong]
         for reply, cold in account.unanswered:
+            clean = f"{len(cold.tokens)} tokens" if cold.status == 200 else f"status {cold.status}: {cold.error}"
             because = (
-                f"{place(reply).capitalize()} must be answered, since a cold server answers it with "
-                f"{len(cold.tokens)} tokens; but the answer is status {reply.status}: {reply.error}"
+                f"{place(reply).capitalize()} must be answered, since its prompt fits into a slot; but the answer is "
+                f"status {reply.status}: {reply.error} (a cold server's: {clean})"
             )
             check = Check(kind="reply", step=reply.request, seq=reply.part, what="status", expected=(reply.status, 200))
             found.append(Violation(oracle=self.name, key="status", rule=RULE, because=because, check=check))
@@ -36,7 +37,7 @@ class Answer(ServerOracle):
         return Verdict(
             oracle=self.name,
             violations=tuple(found),
-            compared=sum(h.compared > 0 and not h.ambiguous for h in account.held),
+            compared=account.refused + sum(h.compared > 0 and not h.ambiguous for h in account.held),
             unknown=tuple(unknown),
         )
 
@@ -56,13 +57,15 @@ def violation(oracle: str, h: Held, rule: str = RULE, what: str = "", because: s
     )
     argument = because or (
         f"The answer to {place(h.reply)} must equal the cold server's, because both continue the same "
-        f"{h.reply.length} tokens; but {difference(h)}, after {did(h.reply)}."
+        f"{tokens(h.reply.length)}; but {difference(h)}, after {did(h.reply)}."
     )
-    tie = "no, the cold server is decided" if h.parted else "the tokens are the same"
-    rungs = (
-        f"{h.compared} tokens compared, {h.probable} of them with probabilities",
-        f"near tie: {'yes, but the probabilities are far off' if h.near_tie else tie}",
-    )
+    if h.near_tie:
+        tie = "near tie: yes, but the probabilities are far off"
+    elif h.parted:
+        tie = "near tie: no, the cold server is decided"
+    else:
+        tie = "tokens: the same, so no tie is in question"
+    rungs = (f"{tokens(h.compared)} compared, {h.probable} of them with probabilities", tie)
     return Violation(
         oracle=oracle,
         key=what or own,

@@ -16,6 +16,7 @@ from oracles.band import FLOOR_ULPS, SAFETY, STEP
 from oracles.server.account import hold
 from oracles.store import Store, name_of
 from subjects.scenario import ModelRef
+from subjects.server.runner import NO_NUMBER
 from subjects.server.scenario import Flags, ServerScenario, Together, Turn
 from subjects.server.trace import Reply, ServerTrace
 
@@ -60,7 +61,7 @@ class ServerBands:
         if not measured.runs:
             return None
         floor = max(FLOOR_ULPS * float(np.finfo(np.float32).eps), STEP[flags.type_k] / 4, STEP[flags.type_v] / 4)
-        return max(floor * measured.scale, SAFETY * measured.error)
+        return max(floor * (measured.scale or 1.0), SAFETY * measured.error)
 
     def _measure(self, flags: Flags) -> Measured:
         out = Measured()
@@ -108,4 +109,4 @@ def _add(out: Measured, base: list[Reply], other: list[Reply]) -> None:
         # a token that differs was a near tie, and up to it all is told
         if np.isfinite(found.error):
             out.error = max(out.error, found.error)
-        out.scale = max(out.scale, *(abs(p) for row in a.tops for _, p in row if np.isfinite(p)))
+        out.scale = max([out.scale, *(abs(p) for row in a.tops for _, p in row if p > NO_NUMBER)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from oracles.server.account import ServerAccount
 from oracles.server.answer import violation
 from oracles.server.base import ServerOracle
-from oracles.server.words import did, difference, place
+from oracles.server.words import did, difference, place, tokens
 from oracles.verdict import Verdict
 
 RULE = "llama-server's README is silent; an answer must not depend on what the server was asked in other conversations."
@@ -28,8 +28,8 @@ class History(ServerOracle):
                 RULE,
                 "history",
                 f"The answer to {place(o.reply)} must be the same whatever other conversations said before, because "
-                f"its own {o.reply.length} tokens are the same; but with other tokens in the others "
-                f"{difference(o.held)}, after {did(o.reply)}.",
+                f"its own prompt of {tokens(o.reply.length)} is the same; but it is not the one that is given when the "
+                f"others say something else: {difference(o.held)}, after {did(o.reply)}.",
             )
             for o in others
             if o.held.wrong

@@ -14,6 +14,7 @@ from oracles.server.cold import Cold
 from oracles.server.registry import ORACLES
 from oracles.server.spoilt import misdrafted, spoilt
 from oracles.verdict import Verdict, Violation
+from subjects.sandbox import SandboxError
 from subjects.scenario import ModelRef
 from subjects.server.build import ServerBuild
 from subjects.server.process import ServerError
@@ -23,13 +24,18 @@ from subjects.server.trace import Reply, ServerTrace
 
 # Of how many programs one is run a second time with other histories.
 VARIANT_EVERY = 8
+_FULL = "Context size has been exceeded"
+"""how the server answers where its cache has no room left"""
+# Servers that do not start one after the other, after which there is no use in trying.
+_STARTS = 5
 # Drivers whose drafts come of a state that is restored; the others search the text that was said before.
 CARRIES = frozenset({"draft-mtp", "draft-eagle3", "draft-simple"})
 
 
 @dataclass(slots=True)
 class ServerJudgement:
-    """All verdicts on one program. cold: the cold server's answers by (request, part)."""
+    """All verdicts on one program. cold: the cold server's answers by (request, part); where drafts were lost those of
+    one that drafts."""
 
     program: ServerScenario
     account: ServerAccount
@@ -64,6 +70,10 @@ class ServerJudgement:
         return [reason for v in self.verdicts for reason in v.unknown]
 
 
+class NoServer(SandboxError):
+    """No server starts; the message is what it said."""
+
+
 class ServerJudge:
     """Judges programs of one model on one llama-server; a context manager, which ends the cold servers.
 
@@ -77,6 +87,8 @@ class ServerJudge:
         self._cold = Cold(build.path, path, draft)
         self._bands = ServerBands(self._plain, build.fingerprint, model, cache)
         self.max_rss_kb = 0
+        self._refused = 0
+        """servers that did not start, one after the other"""
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +119,7 @@ class ServerJudge:
             self._cold.forget()
         trace = run(program, self._build.path, self._path, self._draft, fault=fault)
         self.max_rss_kb = max(self.max_rss_kb, trace.max_rss_kb)
+        self._started(trace)
         avoid = tuple(avoid)
         account = ServerAccount(
             program,
@@ -125,17 +138,23 @@ class ServerJudge:
         except ServerError:
             # a server that cannot answer cold says nothing of the one under test
             account.unjudged.append("a cold server did not answer")
+        result.cold |= {(c.reply.request, c.reply.part): c.clean for c in account.clean if c.wrong}
         result.verdicts = [oracle.judge(account) for oracle in ORACLES]
         return result
+
+    def _started(self, trace: ServerTrace) -> None:
+        """Raises NoServer where servers do not start, or not in time."""
+        end = trace.end
+        refused = end.request < 0 and (end.how == "error" or (end.how == "start" and end.number >= 0))
+        self._refused = self._refused + 1 if refused else 0
+        if self._refused >= _STARTS or (refused and end.how == "start" and end.number == 0):
+            raise NoServer(end.text)
 
     # --- against the cold server --------------------------------------------------------------------------------------
 
     def _hold(self, account: ServerAccount, result: ServerJudgement, fresh: bool) -> None:
         program = account.program
         band = self._bands.band(program.flags)
-        if band is None:
-            account.unjudged.append("no band could be measured")
-            return
         flags = cold_flags(program.flags)
         for reply in account.trace.replies:
             if not (reply.prompt or reply.messages) or reply.status == 0:
@@ -146,22 +165,29 @@ class ServerJudge:
             if reply.request in account.tainted:
                 account.unjudged.append("a changed slot file was taken before")
                 continue
-            cold = self._cold.reply(reply, flags)
+            try:
+                cold = self._cold.reply(reply, flags)
+            except ServerError as e:
+                account.fallen = (reply, e.end, e.log)
+                raise
             result.cold[reply.request, reply.part] = cold
-            if reply.status == 200 and cold.status == 200:
+            if _too_long(reply) and _too_long(cold):
+                account.refused += 1
+            elif reply.status != 200 and shared_cache(program) and reply.error.startswith(_FULL):
+                account.unjudged.append("slots share a cache that may be full")
+            elif reply.status != 200:
+                account.unanswered.append((reply, cold))
+            elif cold.status != 200:
+                account.unjudged.append("the cold server refuses it")
+            elif band is None:
+                account.unjudged.append("no band could be measured")
+            else:
                 held = hold(reply, cold, band)
                 if held.wrong and fresh:  # a reference is never a context that was used before
                     cold = self._cold.reply(reply, flags, alone=True)
                     result.cold[reply.request, reply.part] = cold
                     held = hold(reply, cold, band)
                 account.held.append(held)
-            elif cold.status == 200:
-                if shared_cache(program) and reply.error.startswith("Context size has been exceeded"):
-                    account.unjudged.append("slots share a cache that may be full")
-                else:
-                    account.unanswered.append((reply, cold))
-            elif reply.status == 200:
-                account.unjudged.append(f"the cold server refuses it: {cold.error}")
 
     # --- against runs that differ in what must not matter -------------------------------------------------------------
 
@@ -237,6 +263,11 @@ class ServerJudge:
             if clean.status == 200 and clean.tokens == mine.tokens:
                 out.append((mine.accepted, clean.accepted))
         return tuple(out)
+
+
+def _too_long(reply: Reply) -> bool:
+    """Whether a prompt is refused because a slot has no room for it."""
+    return reply.status == 400 and "exceeds the available context size" in reply.error
 
 
 def tainted(program: ServerScenario, trace: ServerTrace) -> frozenset[int]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from typing import Any
 
 TIMEOUT = 30.0
 """seconds without a byte of an answer, after which the server hangs"""
+WHOLE = 4
+"""times that long, a whole answer may take"""
 
 
 class NoAnswer(Exception):
@@ -38,7 +41,7 @@ class Client:
         try:
             self._send(method, path, body)
             response = self._connection.getresponse()
-            data = response.read()
+            data = self._all(response)
         except TimeoutError as e:
             raise NoAnswer(f"no answer within {self._seconds:.0f} s", hang=True) from e
         except (OSError, http.client.HTTPException) as e:
@@ -47,11 +50,22 @@ class Client:
             self.close()
         return response.status, _document(data)
 
+    def _all(self, response: http.client.HTTPResponse) -> bytes:
+        """The body; one that comes in drops ends too. Raises TimeoutError."""
+        deadline = time.monotonic() + WHOLE * self._seconds
+        parts: list[bytes] = []
+        while part := response.read1(1 << 16):
+            parts.append(part)
+            if time.monotonic() > deadline:
+                raise TimeoutError
+        return b"".join(parts)
+
     def stream(self, path: str, body: dict[str, Any], most: int) -> tuple[int, list[Any]]:
         """Status and the parts of a streamed answer, a token each, until there are `most` of them: then the client goes
         away, in the middle of the answer, or before it where `most` is 0. An error comes as its document alone. Raises
         NoAnswer."""
         parts: list[Any] = []
+        deadline = time.monotonic() + WHOLE * self._seconds
         try:
             self._send("POST", path, json.dumps({**body, "stream": True}))
             response = self._connection.getresponse()
@@ -60,6 +74,8 @@ class Client:
             while len(parts) < most and (line := response.readline()):
                 if line.startswith(b"data: {"):
                     parts.append(_document(line[6:]))
+                if time.monotonic() > deadline:
+                    raise TimeoutError
         except TimeoutError as e:
             raise NoAnswer(f"no answer within {self._seconds:.0f} s", hang=True) from e
         except (OSError, http.client.HTTPException) as e:

@@ -6,6 +6,7 @@ the folder of its saved slots goes with it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -135,6 +136,7 @@ class Server:
                 # no thread of ours runs while a server starts
                 preexec_fn=partial(_as_child, os.getpid(), held, self._most),  # noqa: PLW1509
                 env=_environment(),
+                start_new_session=True,  # a wrapper's children end with it, and Ctrl-C is for us, who end it
             )
         except OSError as e:
             raise ServerError(f"{self._command[0]}: {e.strerror}", End(how="error", text=str(e)), "") from None
@@ -183,8 +185,7 @@ class Server:
         self.fell = self.ended() or self._told_to_end()
         if self.process.poll() is None:
             self.max_rss_kb = max(self.max_rss_kb, _peak_kb(self.process.pid))
-            self.process.kill()
-        self.process.wait()
+        self._kill()
         self._logs.append(self._bytes())
         self._log.close()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed below, or by the next start)
@@ -212,12 +213,16 @@ class Server:
         self._end()
         return [log.decode("utf-8", "replace") for log in self._logs]
 
+    def _kill(self) -> None:
+        """End it and what it has started, any number of times."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
     def close(self) -> None:
         """Leave nothing behind; any number of times."""
-        process = getattr(self, "process", None)
-        if process is not None and process.poll() is None:
-            process.kill()
-            process.wait()
+        if hasattr(self, "process"):
+            self._kill()
         self._log.close()
         if self.saves:
             shutil.rmtree(self.saves, ignore_errors=True)
@@ -251,7 +256,6 @@ def _as_child(parent: int, mask: set[int | signal.Signals], most: int) -> None:
             os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for us, who end it
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 

@@ -37,7 +37,9 @@ LEAST = -80.0
 """of logarithms of probabilities: float32 has no smaller ones, and what is below is rounding"""
 NO_NUMBER = -1e9
 """in place of one that is none (JSON's null): as far off as can be"""
-DYING_SECONDS = 5.0
+NO_ANSWER = 599
+"""status of what is answered with 200 and is no answer"""
+DYING_SECONDS = 2.0
 """that an end of the server may take to show after it broke a connection"""
 _WORDS = ("north", "south", "east", "west", "red", "green", "blue", "one", "two", "three", "up", "down")
 _FIELDS = [
@@ -244,7 +246,7 @@ class _Run:
         except NoAnswer as e:
             reply.error, reply.late = str(e), e.hang
             return reply
-        if reply.status == 200:
+        if reply.status == 200 and isinstance(document, dict):
             reply.n = int(document.get({"save": "n_saved", "restore": "n_restored"}.get(action, "n_erased"), 0))
         else:
             reply.error = error_of(document)
@@ -318,16 +320,20 @@ def complete(client: Client, body: dict[str, Any], asked: Reply, cancel: int | N
         asked.error = error_of(documents[0])
         return asked
     read: Callable[[Reply, Any], None] = _read_chat if asked.messages else _read
-    for document in documents:
-        if "error" in document:
-            asked.status, asked.error = 500, error_of(document)
-            return asked
-        read(asked, document)
+    try:
+        for document in documents:
+            if "error" in document:
+                asked.status, asked.error = 500, error_of(document)
+                return asked
+            read(asked, document)
+    except (TypeError, ValueError, AttributeError, LookupError) as e:
+        asked.status, asked.error = NO_ANSWER, f"the answer is none: {type(e).__name__}: {e}"
     return asked
 
 
 def _read(reply: Reply, document: Any) -> None:
-    tokens = tuple(int(x) for x in document.get("tokens", ()))
+    # a whole answer has them, if none; a part that is streamed need not
+    tokens = tuple(int(x) for x in (document.get("tokens", ()) if reply.cancelled else document["tokens"]))
     reply.tokens += tokens
     reply.tops += aligned(tokens, document.get("completion_probabilities") or [])
     reply.text += document.get("content", "")

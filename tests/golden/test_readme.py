@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fuzz import programs
 from fuzz.cli import VERBS, parser
+from fuzz.server.fit import valid
+from fuzz.server.flags import FLAG_SETS
+from subjects.server.scenario import REQUEST_NAMES, REQUEST_TYPES, Flags, ServerScenario
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -35,6 +39,18 @@ def test_help_in_readme_is_the_commands_own(monkeypatch: pytest.MonkeyPatch, ver
     assert pattern.search(README.read_text()).group(0) == wanted, "refresh with REDRAFT_UPDATE_GOLDEN=1"  # type: ignore[union-attr]
 
 
+def test_the_program_for_the_server_can_be_run_and_all_of_its_words_are_told() -> None:
+    text = README.read_text()
+    section = text[text.index("### A conversation of your own") : text.index("## Malformed states")]
+    example = re.search(r"```json\n(.*?)```", section, re.DOTALL)
+    assert example
+    program = programs.loads(example[1])
+    assert isinstance(program, ServerScenario) and not valid(program)
+    fields = {f for kind in (*REQUEST_TYPES, Flags) for f in kind.__struct_fields__}
+    assert not [name for name in (*REQUEST_NAMES, *fields) if f"`{name}`" not in section]
+    assert not [name for name in FLAG_SETS if f"| `{name}` |" not in text]
+
+
 def test_readme_names_every_verb_and_script() -> None:
     text = README.read_text()
     for verb in VERBS:
@@ -48,5 +64,6 @@ def test_readme_names_every_verb_and_script() -> None:
         "ci/discovery",
         "ci/drivers",
         "ci/robustness",
+        "ci/soundness",
     ):
         assert script in text and (ROOT / script).exists()

@@ -164,7 +164,34 @@ def died() -> Case:
     return finding, ServerTrace(replies=replies, end=end, log=LOG), {}
 
 
-CASES = {"server": restored, "server_died": died}
+def slower() -> Case:
+    """The answer is right, and a draft is lost; it does not show in every run."""
+    finding, trace, _ = restored()
+    request = trace.replies[2]
+    clean = msgspec.structs.replace(request, cached=0, processed=17, drafted=3, accepted=2, events=())
+    check = Check(kind="reply", step=2, seq=0, expected=(1, 2), what="acceptance")
+    violation = Violation(
+        oracle="server-acceptance",
+        key="acceptance",
+        rule="llama-server's README is silent; a restored state must draft like the state that was saved.",
+        because="The answer to request 2 is the clean server's, so as many drafts must be accepted; but 1 of 2 are, "
+        "where a server that keeps nothing accepts 2 of 3.",
+        check=check,
+    )
+    other = msgspec.structs.replace(
+        finding,
+        title="Fewer drafts are accepted after a checkpoint was restored",
+        oracle="server-acceptance",
+        signature="server-acceptance/hybrid/draft-mtp/checkpoint",
+        slug="slower",
+        reproduced=(1, 3),
+        violation=violation,
+        attached=(),
+    )
+    return other, trace, {(2, 0): clean}
+
+
+CASES = {"server": restored, "server_died": died, "server_slower": slower}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -185,7 +212,7 @@ def test_the_rule_is_first_and_the_programs_need_nothing_of_ours(case: str) -> N
     assert written["README.md"].decode().splitlines()[0] == finding.rule
     for name in (*SHOWN, "server.log", "trace.json"):
         assert b"/tmp/" not in written[name] and b"/somewhere" not in written[name]
-    assert ("model.py" in written) == (case == "server")
+    assert ("model.py" in written) == (case != "server_died")
     for name in {"model.py", "answers.py"} & set(written):
         ast.parse(written[name])
     for name in {"model.py", "answers.py", "repro.sh"} & set(written):
@@ -202,7 +229,7 @@ def test_the_script_is_bash(case: str, tmp_path: Path) -> None:
 def test_what_cannot_be_run_is_told(tmp_path: Path) -> None:
     folder = findings.write(*restored(), tmp_path)
     done = subprocess.run([folder / "repro.sh", tmp_path / "nothing"], check=False, capture_output=True, text=True)
-    assert done.returncode == 2 and "there must be a" in done.stderr
+    assert done.returncode == 2 and f"not found: {tmp_path / 'nothing'}" in done.stderr
     folder = findings.write(*died(), tmp_path)
     done = subprocess.run([folder / "repro.sh"], check=False, capture_output=True, text=True)
     assert done.returncode == 2 and "MODEL.gguf DRAFT.gguf [llama-server]" in done.stderr
@@ -258,3 +285,29 @@ def test_a_connection_that_breaks_is_no_end() -> None:
         written = findings.files(finding, trace, cold)
         assert said in written["README.md"].decode()
         assert f'echo "$2: $(cat "$work/$1.error")"\n        exit {code}\n' in written["repro.sh"].decode()
+
+
+def test_where_probabilities_are_furthest_apart_is_told() -> None:
+    finding, trace, cold = restored()
+    assert finding.violation is not None
+    trace.replies[2].tokens = cold[2, 0].tokens
+    trace.replies[2].tops = (*cold[2, 0].tops[:2], ((32, -0.25), (33, -1.5), (34, -5.0)))
+    check = Check(kind="reply", step=2, seq=0, row=2, band=3e-4, expected=(32, 32), what="logprob")
+    violation = msgspec.structs.replace(finding.violation, check=check, error=2.0)
+    finding = msgspec.structs.replace(finding, violation=violation)
+    said = "worst at token 2 of the answer: the log-probability of token 33 is -1.5 as served, -3.5 of the cold server"
+    for name in ("README.md", "explanation.txt"):
+        assert said in " ".join(findings.files(finding, trace, cold)[name].decode().split())
+
+
+def test_a_program_that_was_reduced_is_told_from_one_that_was_not() -> None:
+    finding, trace, cold = restored()
+    first = msgspec.structs.replace(finding.scenario, requests=finding.scenario.requests[:1])
+    for scenario, reproduced, said in (
+        (finding.scenario, (3, 3), "### Smallest program\n"),
+        (first, (2, 3), "### Program (not reduced: it shows in 2 of 3 runs)\n"),
+        (msgspec.structs.replace(first, driver=None), (2, 3), "### Smallest program (it shows in 2 of 3 runs)\n"),
+    ):
+        told = msgspec.structs.replace(finding, scenario=scenario, reproduced=reproduced)
+        told = msgspec.structs.replace(told, violation=None)
+        assert said in findings.files(told, trace, cold)["README.md"].decode()

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from fuzz.cli.common import Bench
 from fuzz.models import from_recipe
 from fuzz.server.models import SERVED
@@ -52,6 +54,18 @@ def test_it_serves(server_build: ServerBuild, build: Bench) -> None:
         assert len(document["tokens"]) == 2
     finally:
         running.close()
+
+
+def test_what_a_wrapper_started_ends_with_it(server_build: ServerBuild, build: Bench, tmp_path: Path) -> None:
+    model = Path(from_recipe(get("llama"), build.models, form=SERVED).path)
+    wrapper = tmp_path / "llama-server"
+    wrapper.write_text(f'#!/bin/sh\n"{server_build.path}" "$@"\n')
+    wrapper.chmod(0o755)
+    running = Server(lambda saves: argv(wrapper, model, Flags(), None, None, saves), model)
+    inside = psutil.Process(running.process.pid).children(recursive=True)
+    running.close()
+    assert inside
+    assert not psutil.wait_procs(inside, timeout=30)[1]
 
 
 def test_starts_and_kills_leave_nothing(server_build: ServerBuild) -> None:

@@ -118,7 +118,7 @@ def test_a_planted_fault_is_found_by_the_seed_and_is_not_in_the_build(server: Se
     assert one["coverage"] == two["coverage"]
     assert [f["signature"] for f in one["findings"]] == [f["signature"] for f in two["findings"]]
     (found,) = one["findings"]
-    assert (found["oracle"], found["known"], found["operations"]) == ("server-answer", None, 2)
+    assert (found["oracle"], found["known"], found["requests"]) == ("server-answer", None, 2)
     folder = Path(found["path"])
     assert findings.load(folder).environment["fingerprint"] == server.fingerprint
     assert findings.load_trace(folder)
@@ -132,7 +132,7 @@ def test_the_server_that_dies_on_its_first_request_is_found_and_known(server: Se
     args = (*SERVER, "--driver", "qwen35-mtp", "--flags", "small-batch", "--scenarios", 3, "--jobs", 1, "--seed", 1)
     done = document(redraft(*args, "--out", tmp_path / "out", "--json"), 0, 1)
     mine = [f for f in done["findings"] if f["known"] == "server-ubatch"]
-    assert [(f["operations"], f["reproduced"]) for f in mine] == [(1, [3, 3])]
+    assert [(f["requests"], f["reproduced"]) for f in mine] == [(1, [3, 3])]
     assert redraft("fuzz", "--out", tmp_path / "out", "--resume", "--scenarios", 4, "--json").returncode in (0, 1)
 
 

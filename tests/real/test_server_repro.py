@@ -175,6 +175,7 @@ def test_the_known_death(server: Path, model: Path, tmp_path: Path) -> None:
     done = reproduce(finding_of(program, Check(kind="alive", step=0), trace, tmp_path), server)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "request 0: THE SERVER DIED" in done.stdout
+    assert not done.stderr
     assert "GGML_ASSERT(n_ubatch > n_keep_tail) failed" in done.stdout
     # it lives where it is not given so small a batch
     sound = program_of(Turn(conv=0, n=8), driver=True)
@@ -219,3 +220,30 @@ def test_ctrl_c_leaves_nothing(server: Path, model: Path, tmp_path: Path) -> Non
     assert not list(scratch.iterdir())
     with pytest.raises(ProcessLookupError):
         os.killpg(script.pid, 0)
+
+
+def test_drafts_are_counted_against_a_server_that_keeps_nothing(server: Path, model: Path, tmp_path: Path) -> None:
+    """The known loss: a slot that is restored from its file has no state of the draft."""
+    program = program_of(
+        Turn(conv=0, n=59, predict=1),
+        SaveSlot(slot=0, file=0),
+        EraseSlot(slot=0),
+        RestoreSlot(slot=0, file=0),
+        Turn(conv=0, keep=Cut(at="prompt"), n=5, predict=4),
+        driver=True,
+    )
+    trace = run(program, server, model)
+    check = Check(kind="reply", step=4, seq=0, expected=(0, 1), what="acceptance")
+    done = reproduce(finding_of(program, check, trace, tmp_path), server)
+    assert "a server that keeps nothing accepts" in done.stdout.splitlines()[-1], done.stdout + done.stderr
+    last = trace.replies[-1]
+    assert f"{last.accepted} of {last.drafted} drafted tokens accepted; a server" in done.stdout
+    assert not done.stderr
+
+
+def test_what_is_not_there_is_named(tmp_path: Path, model: Path) -> None:
+    program = ServerScenario(model=ModelRef(path=str(model)), requests=(Turn(conv=0),))
+    folder = finding_of(program, Check(kind="alive", step=0), ServerTrace(replies=[Reply(request=0)]), tmp_path)
+    for args in ((model, tmp_path / "nothing"), (tmp_path / "nothing", "bash")):
+        done = reproduce(folder, *args)
+        assert (done.returncode, done.stderr) == (2, f"not found: {tmp_path / 'nothing'}\n")

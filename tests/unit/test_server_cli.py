@@ -17,9 +17,11 @@ from server_fakes import model as fake_model
 from fuzz import campaign, programs, show
 from fuzz.campaign import Result, Status
 from fuzz.cli import main, served
+from fuzz.drivers import fit
 from fuzz.journal import Progress
 from fuzz.models import BadModel, from_recipe
 from fuzz.server import models
+from fuzz.server.finding import options_of
 from oracles.verdict import Violation
 from subjects.recipes import get
 from subjects.scenario import BadScenario, ModelRef, Scenario
@@ -74,6 +76,8 @@ def test_a_campaign_is_asked_for_what_is_said(
     assert (document["requests"], document["requests_per_second"], document["deeds"]) == (5, 5.0, {"restored": 2})
     assert document["environment"]["build"] == "llama-server 1"
     assert "/x" not in json.dumps(document["environment"])
+    assert "options" not in document["environment"], "the usual server"
+    assert (document["models"], document["drivers"], document["flags"]) == (["llama"], [], ["unified", "plain"])
 
 
 def test_a_campaign_goes_on_with_what_it_was_asked(
@@ -91,6 +95,16 @@ def test_a_campaign_goes_on_with_what_it_was_asked(
     monkeypatch.setattr(served, "find_server", lambda binary, src: ServerBuild(Path("/y"), "bar", "other", "2"))
     assert main(["fuzz", "--out", str(out), "--resume"]) == 2
     assert "tests llama-server f00, this is bar: give its --server-bin" in capsys.readouterr().err
+
+
+@pytest.fixture
+def no_server(monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
+    """None is there, which is said last."""
+
+    def none(*_: object) -> ServerBuild:
+        raise BadBuild("there is no llama-server: make it")
+
+    monkeypatch.setattr(served, "find_server", none)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +130,7 @@ def test_a_campaign_goes_on_with_what_it_was_asked(
         (["--requests", "9"], "--requests counts answers of llama-server"),
     ],
 )
+@pytest.mark.usefixtures("no_server")
 def test_what_makes_no_sense_is_said_before_anything_runs(
     argv: list[str], says: str, asked: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -139,6 +154,68 @@ def test_a_server_that_is_not_there_is_said(
     assert main(["replay", str(tmp_path / "a.json"), "--json"]) == 2
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert (result["verdict"], result["text"]) == ("ERROR", "there is no llama-server: make it")
+
+
+def test_a_campaign_remembers_which_server_it_tests(
+    tmp_path: Path, asked: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(served, "find_server", lambda *which: (given.append(which), BUILD)[1])
+    out = tmp_path / "out"
+    assert fuzz(out, "--model", "llama", "--server-bin", "/x/llama-server") == 0
+    assert main(["fuzz", "--out", str(out), "--resume", "--minutes", "3"]) == 0
+    assert given == [(Path("/x/llama-server"), None)] * 2
+    told = asked[1][1].environment
+    assert told["options"] == "--server-bin PATH/TO/llama-server"
+    assert "/x" not in json.dumps(told)
+    assert options_of(told) == " --server-bin PATH/TO/llama-server"
+    assert fuzz(tmp_path / "b", "--model", "llama", "--src", str(tmp_path)) == 0
+    assert main(["fuzz", "--out", str(tmp_path / "b"), "--resume"]) == 0
+    assert given[2:] == [(None, tmp_path)] * 2
+    assert asked[3][1].environment["options"] == "--src DIR"
+    capsys.readouterr()
+
+
+def test_a_campaign_that_checked_nothing_says_so() -> None:
+    jobs = {0: Progress(scenarios=9, requests=0, seconds=70.0)}
+    s = Status(Path("out/x"), 1.0, None, jobs=jobs, subject="server")
+    assert Result(s, False, []).exit_code("new") == 3
+    text = io.StringIO()
+    show.final(Result(s, False, []), Console(file=text, width=120))
+    assert "no request was checked" in text.getvalue()
+    assert "10 s of it were past the end" in text.getvalue()
+
+
+@pytest.mark.parametrize("verb", ["replay", "explain", "reduce"])
+@pytest.mark.parametrize("option", ["--build", "--llama-src", "--driver-patch", "--server-bin", "--src"])
+def test_options_of_the_other_subject_are_refused(
+    verb: str, option: str, judged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = option in ("--server-bin", "--src")
+    if mine:
+        judged.write_text(programs.dumps(Scenario(model=PROGRAM.model, ops=())))
+    assert main([verb, str(judged), option, "x"]) == 2
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert f"this program is of {'the library' if mine else 'llama-server'}: name " in told
+    assert f"not {option}" in told
+
+
+def test_a_program_says_what_it_is_for() -> None:
+    request = {"ask": "turn", "conv": 0}
+    model = {"recipe": "llama"}
+
+    def load(**fields: Any) -> Any:
+        return programs.loads(json.dumps({"model": model, **fields}))
+
+    with pytest.raises(BadScenario, match='add "subject": "server"'):
+        load(requests=[request])
+    with pytest.raises(BadScenario, match="request 1 has no ask 'tern'; there are turn, chat, together"):
+        load(subject="server", requests=[request, {"ask": "tern"}])
+    with pytest.raises(BadScenario, match='request 0 has no "ask"; there are turn'):
+        load(subject="server", requests=[{"conv": 0}])
+    with pytest.raises(BadScenario, match=r"request 0, asks 1, has no ask 'restart'; there are turn, chat$"):
+        load(subject="server", requests=[{"ask": "together", "asks": [request, {"ask": "restart"}]}])
+    assert load(subject="server", requests=[request]).requests == (Turn(conv=0),)
 
 
 @pytest.fixture
@@ -226,6 +303,22 @@ def test_models_of_the_server_have_files_of_their_own(cache: Path) -> None:
         models.of_program(ServerScenario(model=bare.ref, requests=()), folder, Path)
 
 
+def test_files_without_a_tokenizer_are_refused(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare, dressed = tmp_path / "bare.gguf", tmp_path / "dressed.gguf"
+    assert main(["models", "write", "qwen35", str(bare)]) == 0
+    assert main(["models", "write", "qwen35", str(dressed), "--server"]) == 0
+    assert fit.look(dressed).vocabulary == "test"
+    assert dressed.read_bytes() == Path(models.resolve(["qwen35"], [], None, cache, Path)[0].path).read_bytes()
+    capsys.readouterr()
+    assert main(["fuzz", "--subject", "server", "--model", str(bare), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert "bare.gguf has no tokenizer (tokenizer.ggml.model: no_vocab)" in told
+    assert "`redraft models write NAME FILE --server`" in told
+    stored = ServerScenario(model=ModelRef(path=str(bare)), requests=(BEGIN,))
+    with pytest.raises(BadModel, match="has no tokenizer"):
+        models.of_program(stored, cache, Path)
+
+
 def test_models_with_drivers(cache: Path) -> None:
     folder = cache / "models"
     found = models.resolve([], ["llama-eagle3"], None, folder, Path)
@@ -252,7 +345,7 @@ def test_what_people_see_of_a_campaign_over_the_server() -> None:
     assert "The server: 5 checkpoints made, 1,200 restored, 7 rounds of drafting." in shown
     assert "20 programs, 300 checked requests in 5 s (60/s); 1 without a judged comparison (5.0 %)" in shown
     assert show.deeds_line({}) == ""
-    event = {"signature": "server-answer/dense", "known": None, "operations": 2, "reproduced": [3, 3]}
+    event = {"signature": "server-answer/dense", "known": None, "requests": 2, "reproduced": [3, 3]}
     assert show.finding_line({**event, "oracle": "server-answer"}) == "server-answer/dense  (new; 2 requests; 3 of 3)"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -166,7 +168,7 @@ def test_what_does_not_reproduce_is_counted_and_not_reported(
     assert not (tmp_path / "findings").exists()
 
 
-def test_what_shows_now_and_then_is_reported_as_such_and_not_reduced(
+def test_of_what_shows_now_and_then_only_the_end_is_cut(
     tmp_path: Path, judge: type[FakeJudge], told: list[dict[str, Any]]
 ) -> None:
     """Requests at the same time are served in one order or the other."""
@@ -185,7 +187,47 @@ def test_what_shows_now_and_then_is_reported_as_such_and_not_reduced(
     (event,) = found(told)
     assert event["reproduced"] == [2, 3]
     kept = findings.load(Path(event["path"]))
-    assert kept.scenario.key() == kept.original.key()
+    blamed = kept.violation.check.step if kept.violation else -1
+    assert kept.scenario.requests == kept.original.requests[: blamed + 1]
+
+
+def dying(judge: type[FakeJudge], ways: Sequence[str]) -> None:
+    """The server ends where a conversation goes on, on fresh servers with one assertion after the other."""
+    runs = itertools.count()
+
+    def ends(p: ServerScenario) -> Violation | None:
+        found = goes_on(p)
+        fresh = judge.asked[-1][1].get("fresh")
+        if found is None:
+            return None
+        return violation(found.check.step, "server-alive", ways[next(runs) % len(ways) if fresh else 0])
+
+    wrong(judge, ends)
+
+
+def test_a_server_that_ends_in_one_way_or_another_is_one_finding(
+    tmp_path: Path, judge: type[FakeJudge], told: list[dict[str, Any]]
+) -> None:
+    dying(judge, ("server-alive:a", "server-alive:b", "server-alive:b"))
+    job(tmp_path).run()
+    first, *_ = found(told)
+    assert (first["signature"], first["reproduced"]) == ("server-alive:b", [3, 3])
+    assert first["requests"] <= 2
+
+
+def test_an_end_in_one_way_is_not_reduced_to_another(
+    tmp_path: Path, judge: type[FakeJudge], told: list[dict[str, Any]]
+) -> None:
+    def ends(p: ServerScenario) -> Violation | None:
+        found = goes_on(p)
+        if found is None:
+            return violation(0, "server-alive", "server-alive:other") if len(p.requests) < 2 else None
+        return violation(found.check.step, "server-alive", "server-alive:own")
+
+    wrong(judge, ends)
+    job(tmp_path).run()
+    (event,) = [e for e in found(told) if e["signature"] == "server-alive:own"]
+    assert goes_on(findings.load(Path(event["path"])).scenario)
 
 
 def test_a_known_fault_is_found_once_and_then_stepped_round(
@@ -199,7 +241,7 @@ def test_a_known_fault_is_found_once_and_then_stepped_round(
     made = job(tmp_path, model("qwen35", MTP), flags=("small-batch",), scenarios=20)
     made.run()
     (event,) = found(told)
-    assert (event["known"], event["signature"], event["operations"]) == ("server-ubatch", ABORT, 1)
+    assert (event["known"], event["signature"], event["requests"]) == ("server-ubatch", ABORT, 1)
     assert made.progress.avoiding == ["server-ubatch"]
     first = next(i for i, (p, _) in enumerate(judge.asked) if avoid.triggered("server-ubatch", p) is not None)
     plain = [p for p, how in judge.asked[first + 1 :] if not how.get("fresh")]

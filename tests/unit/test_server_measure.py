@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from fuzz.measure import bench, discovery, server, soundness
 from fuzz.measure.discovery import Stop
 from fuzz.measure.server import SETTINGS, measure, rate, show
 from fuzz.measure.server_child import Asked, Told, all_programs
+from fuzz.measure.stopping import like_ctrl_c
 from fuzz.server.flags import FLAG_SETS
 from subjects.scenario import BlobEdit, DriverParams, ModelRef
 from subjects.server.build import ServerBuild
@@ -33,6 +36,23 @@ def asked(job: int = 0, **fields: Any) -> Asked:
 def take(a: Asked, n: int) -> list[str]:
     programs = all_programs(a)
     return [next(programs).key() for _ in range(n)]
+
+
+def test_a_signal_to_end_is_taken_as_ctrl_c() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        like_ctrl_c()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_jobs_are_ended_before_their_folder_goes() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        server.end([child])
+        assert child.returncode == -signal.SIGTERM
 
 
 def test_jobs_have_programs_of_their_own_and_the_same_every_time() -> None:

@@ -246,8 +246,8 @@ def test_what_a_cold_server_answers_must_be_answered() -> None:
     (v,) = Answer().judge(a).violations
     assert (v.key, v.check.expected) == ("status", (500, 200))
     assert v.because == (
-        "Request 1 must be answered, since a cold server answers it with 2 tokens; but the answer is status 500: "
-        "failed to decode"
+        "Request 1 must be answered, since its prompt fits into a slot; but the answer is status 500: failed to decode "
+        "(a cold server's: 2 tokens)"
     )
 
 
@@ -305,3 +305,15 @@ def test_oracles_are_in_order_of_rank_and_found_by_name() -> None:
     assert all(by_name(o.name) is o for o in ORACLES)
     with pytest.raises(KeyError, match="there are server-alive, "):
         by_name("other")
+
+
+def test_a_cold_server_that_ends_is_told() -> None:
+    account = ServerAccount(ServerScenario(model=ModelRef(), requests=(Turn(conv=0), Turn(conv=0))), ServerTrace())
+    log = "/s/llama-x.cpp:7: GGML_ASSERT(n < m) failed\n"
+    account.fallen = (Reply(request=1), End(how="signal", number=6), log)
+    (v,) = Alive().judge(account).violations
+    assert v.check.step == 1
+    assert v.because == (
+        "Request 1 (turn), asked of a server that keeps nothing, must be answered; but it ended the server: "
+        "llama-x.cpp: GGML_ASSERT(n < m) failed"
+    )

@@ -9,7 +9,7 @@ import pytest
 from subjects.server import runner
 from subjects.server.client import NoAnswer
 from subjects.server.planted import PLANTED, Stale
-from subjects.server.runner import NO_NUMBER, attribute, body_of, complete, error_of, session, words
+from subjects.server.runner import NO_ANSWER, NO_NUMBER, attribute, body_of, complete, error_of, session, words
 from subjects.server.trace import Event, Reply, ServerTrace
 
 ANSWER = {
@@ -66,6 +66,13 @@ def test_a_completion_is_read() -> None:
     assert path == "/completion"
     assert body["prompt"] == [1, 2, 3]
     assert (body["n_predict"], body["temperature"]) == (2, 0.0)
+
+
+@pytest.mark.parametrize("answer", [None, [], "x", {"tokens": "abc"}, {"tokens": [1], "timings": [1]}, {"content": ""}])
+def test_what_is_no_answer_is_told_as_a_status(answer: Any) -> None:
+    reply, _ = ask(answer)
+    assert reply.status == NO_ANSWER
+    assert reply.error.startswith("the answer is none: ")
 
 
 def test_a_chat_is_read() -> None:

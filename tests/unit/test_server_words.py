@@ -72,9 +72,9 @@ def test_chats_are_told_by_their_messages() -> None:
         return Reply(request=0, status=200, messages=tuple((r, "x") for r in roles[:n]), tokens=(1,), length=7)
 
     assert told((Chat(conv=0), chat(1)), (Chat(conv=0, words=1), chat(3)), (Chat(conv=0, keep=2), chat(3))) == [
-        "chat 0 begins: a message of 4 words, a prompt of 7 tokens → 1 token",
-        "chat 0 goes on: a message of 1 word, a prompt of 7 tokens → 1 token",
-        "chat 0 goes back to its first 2 messages: a message of 4 words, a prompt of 7 tokens → 1 token",
+        "chat A begins: a message of 4 words, a prompt of 7 tokens → 1 token",
+        "chat A goes on: a message of 1 word, a prompt of 7 tokens → 1 token",
+        "chat A goes back to its first 2 messages: a message of 4 words, a prompt of 7 tokens → 1 token",
     ]
 
 
@@ -109,6 +109,26 @@ def test_what_comes_together_and_is_broken_off() -> None:
 def test_what_was_not_reached_is_not_told() -> None:
     program = ServerScenario(model=ModelRef(recipe="llama"), requests=(Turn(conv=0), Turn(conv=0)))
     assert len(words.program(program, ServerTrace(replies=[reply(8)]))) == 1
+
+
+def test_an_empty_prompt_is_not_told_of_and_chats_have_letters() -> None:
+    said = words.deeds(reply(4, 1, Event("cleared", 0, 0), Event("cached", 0, 0), Event("cleared", 0, 1)))
+    assert said == ["the slot's prompt of 1 token dropped"]
+    assert [words.chat_name(i) for i in (0, 1, 25, 26, 53)] == ["A", "B", "Z", "AA", "BB"]
+
+
+def test_the_probabilities_that_are_furthest_apart() -> None:
+    clean = reply(4, 2, tops=(((5, -0.1), (6, -3.0)), ((7, -0.5), (8, -1.0))))
+    assert words.worst(clean, clean, 1e-4) == []
+    for row, said in (
+        (((7, -0.5), (8, -2.0)), "token 1 of the answer: the log-probability of token 8 is -2 as served, -1 of the"),
+        (((9, -0.5), (3, -2.0)), "none of the most probable tokens as served, 9 and 3, is one of the cold server's, 7"),
+    ):
+        (told,) = words.worst(reply(4, 2, tops=(clean.tops[0], row)), clean, 1e-4)
+        assert said in told
+    # behind a token that is another one nothing is compared
+    other = Reply(request=0, status=200, tokens=(3, 2), tops=(clean.tops[0], ((7, -9.0),)))
+    assert words.worst(other, clean, 1e-4) == []
 
 
 def test_drafting() -> None:
@@ -149,7 +169,13 @@ def look(*args: str | Path) -> tuple[int, str]:
     [
         ([5, 6], {6: -0.1, 7: -3.0}, 0, "the answers are equal"),
         ([5, 6], {6: -0.1005, 7: -3.0}, 0, "the answers are equal, log-probabilities within 0.0005"),
-        ([5, 6], {6: -0.2, 7: -3.0}, 1, "DIFFERENT: log-probabilities of token 1 are 0.1 apart"),
+        (
+            [5, 6],
+            {6: -0.2, 7: -3.0},
+            1,
+            "DIFFERENT: at token 1 of the answer the log-probability of token 6 is -0.2, and -0.1 of a cold server: "
+            "0.1 apart, 100 times the band of 0.001",
+        ),
         ([5, 7], {6: -3.0, 7: -0.1}, 1, "token 1 is 7, and 6 of a cold server, which prefers it by 2.9"),
         ([5, 8], {8: -0.1}, 1, "DIFFERENT"),
     ],
@@ -170,7 +196,8 @@ def test_what_is_no_number_differs(tmp_path: Path) -> None:
     )
     assert look("compare", ours, cold, "0.001", "0.05") == (
         1,
-        "DIFFERENT: log-probabilities of token 0 are inf apart (honest: 0.001)\n",
+        "DIFFERENT: at token 0 of the answer the log-probability of token 6 is nan, and -0.1 of a cold server: inf "
+        "apart\n",
     )
 
 
@@ -209,7 +236,11 @@ def test_a_stream_that_was_left(tmp_path: Path) -> None:
 
 def test_drafts_and_slot_actions(tmp_path: Path) -> None:
     drafted = written(tmp_path / "got", [1], timings={"draft_n": 9, "draft_n_accepted": 4, "cache_n": 3})
-    assert [look("accepted", drafted, n)[0] for n in ("4", "5")] == [0, 1]
+    for n, code, says in ((4, 0, "not reproduced"), (5, 1, "FEWER: 4 of 9 drafted tokens accepted; a server that")):
+        clean = written(tmp_path / "clean", [1], timings={"draft_n": 8, "draft_n_accepted": n})
+        found, text = look("accepted", drafted, clean)
+        assert found == code and text.startswith(says) and text.endswith(f"accepts {n} of 8\n")
+    assert look("accepted", drafted, written(tmp_path / "clean", [2], timings={"draft_n_accepted": 9}))[0] == 2
     (tmp_path / "saved").write_text('{"n_saved": 5}', "utf-8")
     (tmp_path / "error").write_text('{"error": {"code": 400, "message": "odd"}}', "utf-8")
     assert [look("slot", tmp_path / "saved", x)[0] for x in ("done", "refused", "5", "6")] == [1, 0, 1, 0]
