@@ -203,7 +203,8 @@ class Result:
         tried = any(t.tried or t.crashes for t in s.targets().values())
         judged = tried or s.total("scenarios") > s.total("unjudged")
         if s.subject == "server":
-            judged = s.total("requests") > 0
+            # one that dies of every first request was judged by that
+            judged = s.total("requests") > 0 or bool(s.findings)
         trouble = self.died or self.gave_up or self.unsaved
         if not judged:
             return 2 if trouble else 3
