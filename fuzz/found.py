@@ -41,6 +41,11 @@ def summary(f: AnyFinding, path: Path) -> dict[str, Any]:
     }
 
 
+def size_of(told: dict[str, Any]) -> tuple[int, str]:
+    """How long the program of a summary is, and what it consists of: operations, or requests to a server."""
+    return (told["requests"], "request") if "requests" in told else (told["operations"], "operation")
+
+
 def end_line(end: End, log: str, what: str) -> str:
     """What a crash said, with the numbers of this run: the line of a log that was told apart as `what`."""
     # the name of a signal comes from no line

@@ -37,7 +37,9 @@ from rich.console import Console
 
 from fuzz import programs
 from fuzz.drivers.avoid import DRIVER_AVOIDANCES
+from fuzz.found import size_of
 from fuzz.known import BadKnown, KnownFault, load_all
+from fuzz.repro.phrases import count
 from subjects import instrument
 from subjects.planted import CANARY
 from subjects.scenario import BadScenario
@@ -163,7 +165,7 @@ class Run:
             return document
         for f in document["findings"]:
             n, m = f["reproduced"]
-            size = f"{f['requests']} requests" if "requests" in f else f"{f['operations']} operations"
+            size = count(*size_of(f))
             label = f"{f['title']} ({size}, {n} of {m}), {f['path']}"
             # two known faults, or a known and a new one, may have one signature
             title = f"{f['signature']} ({f['known'] or 'new'})"

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz.campaign import Result, Status
+from fuzz.found import size_of
 from fuzz.repro.phrases import count
 from subjects.driver_contracts import DRIVER_CONTRACTS
 from subjects.scenario import OP_NAMES
@@ -88,7 +89,7 @@ def finding_line(f: dict[str, Any]) -> str:
     """A finding in one line."""
     n, m = f["reproduced"]
     state = f"known: {f['known']}" if f["known"] else "new"
-    size = count(f["requests"], "request") if "requests" in f else count(f["operations"], "operation")
+    size = count(*size_of(f))
     return f"{f['signature']}  ({state}; {size}; {n} of {m})"
 
 
@@ -194,7 +195,7 @@ def final(result: Result, console: Console) -> None:
             state = Text(f"known: {f['known']}", style="yellow") if f["known"] else Text("NEW", style="bold red")
             seen = "{}/{}".format(*f["reproduced"])
             # an assertion's text may look like markup
-            size = f["requests"] if "requests" in f else f["operations"]
+            size, _ = size_of(f)
             table.add_row(state, Text(f["signature"]), f["kind"], str(size), seen)
         console.print(table)
         console.print(

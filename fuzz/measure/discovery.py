@@ -41,6 +41,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fuzz.found import size_of
 from fuzz.known import load_all, scenario_of
 from fuzz.server.finding import load_any
 from subjects.scenario import Corrupt
@@ -198,14 +199,15 @@ def smallest(figure: Figure, out: Path, findings: Sequence[dict[str, Any]]) -> d
         name = f["known"]
         if name not in faults:
             continue
-        at, size = since_start(out, Path(f["path"])), (f["operations"], edits_of(Path(f["path"])))
+        long, _ = size_of(f)
+        at, size = since_start(out, Path(f["path"])), (long, edits_of(Path(f["path"])))
         before = faults[name] or {"seconds": at, "operations": size[0], "edits": size[1], "largest": 0, "findings": 0}
         operations, edits = min(size, (before["operations"], before["edits"]))
         faults[name] = {
             "seconds": min(at, before["seconds"]),
             "operations": operations,
             "edits": edits,
-            "largest": max(before["largest"], f["operations"]),
+            "largest": max(before["largest"], long),
             "findings": before["findings"] + 1,
         }
     return faults

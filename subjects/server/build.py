@@ -148,9 +148,8 @@ def _given(binary: Path) -> Path:
         named = next((x for x in inside if x.is_file()), None)
         raise BadBuild(f"{binary} is a directory: name the program{f', {named}' if named else ''}")
     if not path.is_file():
-        raise BadBuild(
-            f"{binary} is {'no file' if binary.exists() else 'not there'}: name a llama-server, or make one with `{MAKE}`"
-        )
+        what = "no file" if binary.exists() else "not there"
+        raise BadBuild(f"{binary} is {what}: name a llama-server, or make one with `{MAKE}`")
     if not os.access(path, os.X_OK):
         raise BadBuild(f"{binary} cannot be run: it is not executable (chmod +x)")
     return path

@@ -12,8 +12,9 @@ from fakes import MODEL
 from rich.console import Console
 
 from fuzz.measure import discovery
-from fuzz.measure.discovery import BLOBS, COVERAGE, DRIVER, PLAIN, Figure
-from subjects.scenario import BlobEdit, Corrupt, Save, Scenario
+from fuzz.measure.discovery import BLOBS, COVERAGE, DRIVER, PLAIN, SERVER, Figure
+from subjects.scenario import BlobEdit, Corrupt, ModelRef, Save, Scenario
+from subjects.server.scenario import ServerScenario, Turn
 
 EDIT = BlobEdit(how="set", where="recurrent.cell")
 
@@ -36,6 +37,14 @@ def test_the_smallest_program_is_that_with_fewest_operations_then_fewest_edits(
         "y": None,
     }
     assert discovery.edits_of(Path("a")) == 3
+
+
+def test_a_finding_of_a_server_is_as_long_as_its_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = SimpleNamespace(scenario=ServerScenario(model=ModelRef(), requests=(Turn(conv=0),)))
+    monkeypatch.setattr(discovery, "load_any", lambda folder: served)
+    monkeypatch.setattr(discovery, "since_start", lambda out, folder: 3.0)
+    found = discovery.smallest(SERVER, tmp_path, [{"known": SERVER.faults[0], "path": "a", "requests": 1}])
+    assert found[SERVER.faults[0]]["operations"] == 1
 
 
 def trial(seed: int, figure: Figure, **edits: int) -> dict[str, Any]:
