@@ -225,7 +225,8 @@ class State:
         return d == 0 or (d <= self.n_rs and not self.seqs[op.seq].pending)
 
     def maybe_live(self, seq: int) -> bool:
-        """The sequence holds something, or may: an aborted decode or a refused restore left it open."""
+        """The sequence holds something, or may: an aborted decode, or a restore that was refused or of a changed state,
+        left it open."""
         return 0 <= seq < len(self.seqs) and (bool(self.seqs[seq].spans) or self.seqs[seq].unsure)
 
     def shared(self, seq: int) -> bool:
@@ -359,7 +360,8 @@ class State:
             return
         before = self.seqs[op.seq]
         if not self.fits(slot):
-            self.seqs[op.seq] = Seq(unsure=bool(before.spans))
+            # what was changed may be taken all the same
+            self.seqs[op.seq] = Seq(unsure=bool(before.spans) or slot.corrupted)
             return
         new = slot.seqs[0].copy()
         new.k, new.pending, new.last_batch, new.cell = 0, False, 0, 0

@@ -110,13 +110,17 @@ def servers(family: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def test_a_planted_fault_is_found_by_the_seed_and_is_not_in_the_build(server: ServerBuild, tmp_path: Path) -> None:
-    args = (*PLANTED, "--jobs", 2, "--scenarios", 8)
-    one, two = (document(redraft(*args, "--out", tmp_path / x, "--json"), 1) for x in ("one", "two"))
-    assert one["scenarios"] == 8
+    args = (*PLANTED, "--jobs", 1, "--scenarios", 4)
+    # the second is not to be reduced once more
+    runs = {"one": 30, "two": 0.01}
+    one, two = (
+        document(redraft(*args, "--out", tmp_path / x, "--reduce-seconds", s, "--json"), 1) for x, s in runs.items()
+    )
+    assert one["scenarios"] == 4
     assert one["requests"] > 20
     assert one["deeds"]["kept"] > 5
     assert one["coverage"] == two["coverage"]
-    assert [f["signature"] for f in one["findings"]] == [f["signature"] for f in two["findings"]]
+    assert {f["oracle"] for f in two["findings"]} == {"server-answer"}
     (found,) = one["findings"]
     assert (found["oracle"], found["known"], found["requests"]) == ("server-answer", None, 2)
     folder = Path(found["path"])
