@@ -22,6 +22,7 @@ import msgspec
 from fuzz import programs
 from fuzz.programs import AnyProgram
 from oracles.verdict import Violation
+from subjects.scenario import no_duplicates
 
 VERSION = 1
 NAME = "finding.json"
@@ -101,7 +102,7 @@ def decode(folder: Path, kind: type[_T]) -> _T:
     """What finding.json holds, strictly. Raises BadFinding, OSError or ValueError; see `told`."""
     path = folder / NAME
     text = path.read_bytes()
-    raw = json.loads(text, object_pairs_hook=_no_duplicates)
+    raw = json.loads(text, object_pairs_hook=no_duplicates)
     if not isinstance(raw, dict) or raw.get("version") != VERSION:
         raise BadFinding(f"{path}: not a finding of version {VERSION}")
     return msgspec.json.decode(text, type=kind, strict=True)
@@ -132,10 +133,3 @@ def finite(violation: Violation) -> Violation:
     sizes = {name: getattr(violation, name) for name in ("error", "band", "nmse")}
     fixed = {name: x if math.isfinite(x) else sys.float_info.max for name, x in sizes.items()}
     return msgspec.structs.replace(violation, **fixed)
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [k for k, _ in pairs]
-    if len(set(keys)) != len(keys):
-        raise BadFinding(f"duplicate key {next(k for k in keys if keys.count(k) > 1)!r}")
-    return dict(pairs)

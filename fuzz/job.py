@@ -6,8 +6,6 @@ Native code never runs here: the job owns a sandbox.
 
 from __future__ import annotations
 
-import ctypes
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from oracles.judge import Judge, Judgement
 from oracles.observe import observe
 from oracles.registry import OBSERVATIONS
 from oracles.rows import NAME_OF
+from subjects.processes import end_with_parent
 from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import ModelRef, Scenario
 
@@ -254,9 +253,8 @@ def title_of(t: Triaged) -> str:
 
 def main() -> None:
     """Entry of a job process: its configuration is on standard input."""
-    if sys.platform == "linux":
-        # PR_SET_PDEATHSIG: a job that outlived its campaign by a reduction would write into what --resume works on
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    # a job that outlived its campaign by a reduction would write into what --resume works on
+    end_with_parent()
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=JobConfig)
     try:
         if config.server is not None:

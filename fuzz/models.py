@@ -16,7 +16,7 @@ import msgspec
 from fuzz.drivers import fit
 from fuzz.programs import AnyProgram
 from fuzz.state import Traits, traits_from_facts, traits_of
-from subjects.pairs import Pair, all_pairs
+from subjects.pairs import Pair, all_pairs, states_kept
 from subjects.recipes import Recipe, all_recipes, get, names
 from subjects.sandbox import Sandbox
 from subjects.scenario import ContextParams, Decode, DriverKind, DriverParams, ModelRef, Part, Scenario
@@ -199,7 +199,7 @@ def with_driver(model: Model, kind: str, draft: str, folder: Path, form: Form = 
         )
     except fit.Misfit as e:
         raise BadModel(str(e)) from None
-    n_rs = driver.n_max if model.traits.rollback and kind in ("draft-mtp", "draft-eagle3") else 0
+    n_rs = states_kept(driver.kind, driver.n_max, model.traits.rollback)
     return msgspec.structs.replace(model, driver=driver, draft=str(path or ""), n_rs=n_rs, pair=f"{model.label} {kind}")
 
 

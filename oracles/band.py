@@ -40,6 +40,11 @@ PROMPTS = 5
 Run = Callable[[Sequence[Scenario]], list[Trace]]
 
 
+def least_share(*types: str) -> float:
+    """What always counts as honest, as a share of the largest value, with K/V of these types."""
+    return max(FLOOR_ULPS * float(np.finfo(np.float32).eps), *(STEP[t] / 4 for t in types))
+
+
 class Measured(msgspec.Struct):
     """Largest honest absolute difference by kind, for logits, for hidden rows and for saved states, and the size of
     the values themselves.
@@ -108,9 +113,7 @@ class Bands:
         m = self.measured(params)
         seen = m.hidden if hidden else m.logits
         scale = (m.hidden_scale if hidden else m.scale) or 1.0  # 1.0 where nothing was measured
-        floor = (
-            max(FLOOR_ULPS * float(np.finfo(np.float32).eps), STEP[params.type_k] / 4, STEP[params.type_v] / 4) * scale
-        )
+        floor = least_share(params.type_k, params.type_v) * scale
         # "split" always counts: which rows are output, and where a cut history ends, already changes kernels
         return max([floor, *(SAFETY * seen.get(k, 0.0) for k in {"split", *kinds})])
 
@@ -123,7 +126,7 @@ class Bands:
         m = self.measured(params)
         asked = {"split", *kinds}
         steps = {"k": 2 * STEP[params.type_k], "v": 2 * STEP[params.type_v]}
-        least = max(FLOOR_ULPS * float(np.finfo(np.float32).eps), STEP[params.type_k] / 4, STEP[params.type_v] / 4)
+        least = least_share(params.type_k, params.type_v)
         return {
             name: max(
                 max(least, steps.get(name.rpartition(".")[2], 0.0)) * m.state_scale[name],

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from oracles.band import FAR, FLOOR_ULPS, SAFETY, STEP
+from oracles.band import FAR, SAFETY, least_share
 from oracles.lines import LEARNS, DraftClaim, Drive, Event, Given, given
 from oracles.store import Store, name_of
 from subjects.scenario import (
@@ -254,8 +254,7 @@ class DriverBands:
                 plans.append((base, whole, Scenario(model=self._model, params=p, driver=d, ops=(*ops, ask))))
         found = [clean(t, carries=True) for t in self._run([s for _, _, s in plans])]
         # with flash attention llama.cpp casts F32 K and V to F16 (src/llama-graph.cpp build_attn_mha())
-        steps = [STEP[p.type_k], STEP[p.type_v], *([STEP["f16"]] if p.flash_attn else [])]
-        floor = max(FLOOR_ULPS * float(np.finfo(np.float32).eps), max(steps) / 4)
+        floor = least_share(p.type_k, p.type_v, *(["f16"] if p.flash_attn else []))
         rows: dict[bool, float] = {True: 0.0, False: 0.0}
         logits = row_scale = scale = 0.0
         runs = 0

@@ -14,7 +14,6 @@ arrays of Job or Replay. Answers go, frame by frame, into a memory file that par
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import resource
@@ -32,6 +31,7 @@ from subjects.drivers import Driver
 from subjects.drivers.native import DriverLib, Native
 from subjects.driving import DriverRunner
 from subjects.planted import FAULTS, plant
+from subjects.processes import end_with_parent
 from subjects.runner import Refused, Runner
 from subjects.scenario import ContextParams, DriverParams, Scenario
 from subjects.shim import Shim
@@ -344,13 +344,6 @@ def cap_memory(more_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (cap, resource.RLIM_INFINITY))
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(
-            1, signal.SIGKILL, 0, 0, 0
-        )  # PR_SET_PDEATHSIG: no orphan survives a kill -9 of the parent
-
-
 def _serve(worker: Worker, requests: _Pipe, replies: int, answers: Recorder) -> None:
     while (request := requests.read()) is not None:
         number, items = REQUESTS.decode(request)
@@ -386,7 +379,7 @@ def main(argv: list[str]) -> None:
     """Entry of the zygote: file descriptors requests, replies, control, answers as arguments."""
     fds = [int(a) for a in argv]
     requests, replies, control, answers = _Pipe(fds[0]), fds[1], _Pipe(fds[2]), Recorder(fds[3])
-    _die_with_parent()
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     first = requests.read()
     if first is None:
@@ -401,7 +394,7 @@ def main(argv: list[str]) -> None:
     while True:
         pid = os.fork()
         if pid == 0:
-            _die_with_parent()
+            end_with_parent()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             if on_gpu:
                 loaded = _load(setup, control)

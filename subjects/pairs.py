@@ -16,6 +16,12 @@ SAMPLES = 32
 """drafts of which each sensitivity was measured"""
 
 
+def states_kept(kind: DriverKind | None, n_max: int, rolls_back: bool = True) -> int:
+    """n_rs_seq of the target's context: llama-server asks for as many earlier recurrent states as a draft is long, and
+    a model without rollback gets none (common/speculative.cpp, common_speculative_n_rs)."""
+    return n_max if rolls_back and kind in ("draft-mtp", "draft-eagle3") else 0
+
+
 @dataclass(frozen=True)
 class Measured:
     """What was measured with the models of one seed."""
@@ -71,7 +77,7 @@ class Pair:
     @property
     def n_rs_seq(self) -> int:
         """What the server sets for the target."""
-        return self.n_max if self.rolls_back and self.kind in ("draft-mtp", "draft-eagle3") else 0
+        return states_kept(self.kind, self.n_max, self.rolls_back)
 
 
 _PAIRS = (

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -284,12 +285,12 @@ class DeviceDead(Planted):
         return super().seq_set(ctx, seq, flags, blob)
 
 
-class Refusing(Planted):
+class Refusing(Planted, ABC):
     """Base of faults in what a refused restore leaves."""
 
+    @abstractmethod
     def spoil(self, ctx: int, seq: int, own: bytes) -> bool:
         """Make the target wrong, whose state was `own`; False where that cannot be done."""
-        raise NotImplementedError
 
     def seq_set(self, ctx: int, seq: int, flags: int, blob: bytes) -> int:
         own = self.state(ctx, seq) if self.span(ctx, seq)[1] > 0 else b""
@@ -422,12 +423,12 @@ class RestoreWrongSequence(Planted):
         return super().seq_set(ctx, seq, flags, blob)
 
 
-class Neighbour(AfterRestore):
+class Neighbour(AfterRestore, ABC):
     """Base of faults in a sequence that a restore does not name."""
 
+    @abstractmethod
     def harm(self, ctx: int, seq: int) -> bool:
         """Make the neighbour wrong; False where that cannot be done."""
-        raise NotImplementedError
 
     def restored(self, ctx: int, seq: int) -> None:
         self.reached()

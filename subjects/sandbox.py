@@ -25,6 +25,7 @@ import msgspec
 
 from subjects import child
 from subjects.child import Control, Job, Replay, Setup
+from subjects.processes import peak_kb
 from subjects.scenario import ContextParams, ModelRef, Scenario
 from subjects.trace import Batch, End, Facts, Row, Step, Trace
 
@@ -222,10 +223,7 @@ class Sandbox:
 
     def peak_kb(self) -> int:
         """Largest resident size of any worker so far, the live one included (0 where the system does not tell)."""
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(f"/proc/{self._worker}/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    self.stats.max_rss_kb = max(self.stats.max_rss_kb, int(line.split()[1]))
+        self.stats.max_rss_kb = max(self.stats.max_rss_kb, peak_kb(self._worker))
         return self.stats.max_rss_kb
 
     # --- running ------------------------------------------------------------------------------------------------------

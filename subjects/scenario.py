@@ -423,7 +423,8 @@ class BadScenario(ValueError):
     """A file that is no scenario of this version; the message says where and why."""
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json.loads' object_pairs_hook. Raises BadScenario for a key that comes twice."""
     keys = [k for k, _ in pairs]
     if len(set(keys)) != len(keys):
         raise BadScenario(f"duplicate key {next(k for k in keys if keys.count(k) > 1)!r}")
@@ -468,7 +469,7 @@ def raw_object(text: str | bytes) -> dict[str, Any]:
     """A JSON object without duplicate keys and constants that are no JSON. Raises BadScenario."""
     try:
         # msgspec keeps the last of two equal keys silently, so the standard library looks first.
-        raw = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        raw = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=_no_constant)
     except BadScenario:
         raise
     except (ValueError, RecursionError) as e:  # not JSON, not UTF-8, a number of thousands of digits, nested too deep

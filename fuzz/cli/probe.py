@@ -48,6 +48,7 @@ from fuzz.probe.measure import ROUTES, Plan
 from fuzz.probe.progress import progress
 from fuzz.probe.stopping import stoppable
 from fuzz.probe.table import ProbeError, Report, count, probe
+from subjects.pairs import states_kept
 from subjects.recipes import get, names
 from subjects.scenario import ContextParams, DriverKind, DriverParams, token
 
@@ -288,7 +289,7 @@ def _plan(
         n_ubatch=ubatch,
         n_seq_max=1,
         # what llama-server sets
-        n_rs_seq=n_max if kind in ("draft-mtp", "draft-eagle3") else 0,
+        n_rs_seq=states_kept(kind, n_max),
         type_k=args.kv,
         type_v=args.kv,
         flash_attn=args.flash_attn,

@@ -25,10 +25,10 @@ from typing import Any
 
 from fuzz.coverage import export, functions
 from fuzz.coverage.export import Function, Measured, Share
-from fuzz.engine.process import tied
 from fuzz.repro.phrases import count
 from oracles.judge import Judge
 from subjects import instrument
+from subjects.processes import end_with_parent
 from subjects.scenario import BadScenario, Scenario
 from subjects.scenario import loads as load_scenario
 
@@ -268,7 +268,7 @@ def run_campaign(build: Path, minutes: float, seed: int | None, source: Source, 
         text=True,
         env={**os.environ, **source.environment()},
         start_new_session=True,
-        preexec_fn=tied(os.getpid(), signal.SIGINT),  # noqa: PLW1509 - there are no threads
+        preexec_fn=partial(end_with_parent, signal.SIGINT, os.getpid()),  # noqa: PLW1509 - there are no threads
     )
     try:
         text, _ = p.communicate()
@@ -332,7 +332,7 @@ def _quiet(command: Sequence[str | Path], env: dict[str, str], tell: Callable[[f
             cwd=cwd,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=tied(os.getpid(), signal.SIGKILL),  # noqa: PLW1509 - there are no threads
+            preexec_fn=partial(end_with_parent, signal.SIGKILL, os.getpid()),  # noqa: PLW1509 - there are no threads
         )
         began = time.monotonic()
         try:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import resource
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuzz.engine.libfuzzer import Stat, final, status
+from subjects.processes import end_with_parent
 
 # How often a process is looked after, and how long it may take to end when it is told to, in seconds.
 POLL = 0.25
@@ -174,29 +173,14 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def tied(parent: int, number: int) -> Callable[[], None]:
-    """For Popen's preexec_fn: the new process gets a signal once its parent is no more, however that ended."""
-
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-    def before() -> None:
-        if libc is not None:
-            libc.prctl(1, number, 0, 0, 0)  # PR_SET_PDEATHSIG
-            if os.getppid() != parent:
-                os._exit(1)
-
-    return before
-
-
 def _tied(parent: int, seconds: float) -> Callable[[], None]:
     """What the new process does first: it dies with its parent, leaves no core, and what it starts in turn ends by
     itself after some time, should nobody be there any more."""
 
-    dies = tied(parent, signal.SIGKILL)
     most = round(4 * seconds) + 120
 
     def before() -> None:
-        dies()
+        end_with_parent(parent=parent)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (most, most))
 

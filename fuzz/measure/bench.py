@@ -52,6 +52,7 @@ from oracles.judge import Judge
 from oracles.reference import References, key_of, replay
 from subjects.builds import BadBuild, Build, cache_dir, compile_shim, cpu_model, find_build
 from subjects.child import Job, Replay
+from subjects.processes import peak_kb
 from subjects.sandbox import Sandbox, SandboxError
 from subjects.scenario import Scenario
 from subjects.trace import Trace
@@ -191,15 +192,6 @@ def child_cpu(pids: Sequence[int]) -> float:
             words = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
             ticks += int(words[11]) + int(words[12])
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def peak_kb(pid: int) -> int:
-    """Largest resident size that a live process has had."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1])
-    return 0
 
 
 def own_cpu() -> float:

@@ -6,7 +6,6 @@ file. Every run has new contexts and a new driver; only the models are loaded on
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import re
@@ -22,6 +21,7 @@ import msgspec
 from fuzz.probe.measure import FLAGS, Arm, Order, Plan, Run, Said, run_file, top
 from subjects.drivers import DraftAsk, Tap
 from subjects.drivers.native import DriverLib, Native
+from subjects.processes import end_with_parent
 from subjects.scenario import PARTIAL
 from subjects.shim import Shim
 from subjects.trace import Row
@@ -440,8 +440,7 @@ def _context_facts(subject: Subject) -> dict[str, int]:
 
 def main() -> None:
     """Entry."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)

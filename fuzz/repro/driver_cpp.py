@@ -22,7 +22,7 @@ from fuzz.repro.cpp import head, params_cpp
 from fuzz.repro.driver_calls import INDENT, Calls
 from fuzz.repro.python import HANG_SECONDS
 from fuzz.repro.words import sentence
-from oracles.band import FLOOR_ULPS, SAFETY, STEP
+from oracles.band import SAFETY, least_share
 from subjects.driving import Seat
 from subjects.scenario import ContextParams, ModelRef, Propose, Reopen, Rewind, Verify
 from subjects.trace import Batch, Row, Step, Trace
@@ -313,7 +313,7 @@ return wrong;"""
         zeros has none, and its draft gets the least that any band has."""
         if self.check.band <= 0:
             p = self._params()
-            least = max(FLOOR_ULPS * float(np.finfo(np.float32).eps), STEP[p.type_k] / 4, STEP[p.type_v] / 4)
+            least = least_share(p.type_k, p.type_v)
             return SAFETY * least * (_largest([t.logits for s in self.trace.steps for t in s.taps]) or 1.0)
         if self.check.what != "row" or self.reference is None:
             return self.check.band

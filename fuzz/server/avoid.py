@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import msgspec
 
 from fuzz import harm
-from fuzz.server.fit import crowded, states_kept
+from fuzz.server.fit import crowded
 from oracles.server.spoilt import SPOILERS
 from subjects import recipes
+from subjects.pairs import states_kept
 from subjects.scenario import BlobEdit
 from subjects.server.scenario import (
     AnyRequest,
@@ -49,6 +50,12 @@ def _rollback(program: ServerScenario) -> bool:
     return name is None or (name in recipes.names(drivers=True) and recipes.get(name).rollback)
 
 
+def _states(program: ServerScenario) -> int:
+    """Earlier recurrent states that the target keeps."""
+    d = program.driver
+    return states_kept(d.kind, d.n_max, _rollback(program)) if d else 0
+
+
 def _small_ubatch(program: ServerScenario) -> int | None:
     if not crowded(program.flags, program.driver, _rollback(program)):
         return None
@@ -56,7 +63,7 @@ def _small_ubatch(program: ServerScenario) -> int | None:
 
 
 def _larger_ubatch(program: ServerScenario) -> ServerScenario:
-    n = states_kept(program.driver, _rollback(program)) + 2
+    n = _states(program) + 2
     f = program.flags
     return replace(program, flags=replace(f, ubatch=max(n, f.ubatch), batch=max(n, f.batch)))
 
@@ -111,7 +118,7 @@ def _without_pins(program: ServerScenario) -> ServerScenario:
 def _moved_rollback(program: ServerScenario) -> int | None:
     """llama_memory_recurrent::find_slot() moves the cell of a slot that lies between those of a micro-batch, without
     the states that it is to be rolled back to: three slots, two of which are busy."""
-    if program.flags.parallel < 3 or not states_kept(program.driver, _rollback(program)):
+    if program.flags.parallel < 3 or not _states(program):
         return None
     for i, (request, left) in enumerate(zip(program.requests, _left(program), strict=True)):
         asks = asks_of(request)
@@ -239,7 +246,7 @@ def _window_reuse(program: ServerScenario) -> int | None:
     """find_slot() takes cells outside of their slot's window for free, also where --swa-full is to keep them; of a
     cache that slots share another slot takes them. The first request behind that of another slot, or at its time."""
     f = program.flags
-    if not (f.swa_full and f.kv_unified) or f.parallel < 2:
+    if not (f.swa_full and f.shared_cache):
         return None
     before = 0
     for i, request in enumerate(program.requests):

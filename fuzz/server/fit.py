@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from subjects.pairs import states_kept
 from subjects.scenario import DriverParams
 from subjects.server.scenario import (
     AnyRequest,
@@ -29,18 +30,10 @@ PAD = 256
 _QUANTISED = ("q8_0", "q4_0")
 
 
-def states_kept(driver: DriverParams | None, rollback: bool) -> int:
-    """n_rs_seq of the target's context: the server asks for as many earlier recurrent states as a draft is long, and a
-    model without rollback gets none (common/speculative.cpp, common_speculative_n_rs)."""
-    if driver is None or driver.kind not in ("draft-mtp", "draft-eagle3"):
-        return 0
-    return driver.n_max if rollback else 0
-
-
 def crowded(flags: Flags, driver: DriverParams | None, rollback: bool) -> bool:
     """Whether the server dies of its first batch: llama_batch_allocr::split_equal asserts that a micro-batch holds more
     than the states to keep."""
-    kept = states_kept(driver, rollback)
+    kept = states_kept(driver.kind, driver.n_max, rollback) if driver else 0
     return kept > 0 and min(flags.ubatch, flags.batch) <= kept + 1
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from oracles.band import FAR
-from subjects.server.scenario import Chat, ServerScenario, Turn, asked
+from subjects.server.scenario import ServerScenario
 from subjects.server.trace import End, Reply, ServerTrace
 
 
@@ -92,7 +92,6 @@ class Other:
 
     what: str
     reply: Reply
-    other: Reply
     held: Held
 
 
@@ -119,15 +118,6 @@ class ServerAccount:
     """requests that a known fault may have spoilt, with its name"""
     misdrafted: dict[int, str] = field(default_factory=dict)
     """the same of those whose drafts alone it may have spoilt"""
-
-    def ask(self, reply: Reply) -> Turn | Chat:
-        """The request that a completion answers."""
-        return [a for i, a in asked(self.program) if i == reply.request][reply.part]
-
-
-def shared_cache(program: ServerScenario) -> bool:
-    """Whether slots share a cache, which may be full through no fault of one of them."""
-    return program.flags.kv_unified and program.flags.parallel > 1
 
 
 def hold(reply: Reply, cold: Reply, band: float) -> Held:

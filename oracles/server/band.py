@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from oracles.band import FLOOR_ULPS, SAFETY, STEP
+from oracles.band import SAFETY, least_share
 from oracles.server.account import hold
 from oracles.store import Store, name_of
 from subjects.scenario import ModelRef
@@ -60,7 +60,7 @@ class ServerBands:
                 self._store.put(name_of(key), measured)
         if not measured.runs:
             return None
-        floor = max(FLOOR_ULPS * float(np.finfo(np.float32).eps), STEP[flags.type_k] / 4, STEP[flags.type_v] / 4)
+        floor = least_share(flags.type_k, flags.type_v)
         return max(floor * (measured.scale or 1.0), SAFETY * measured.error)
 
     def _measure(self, flags: Flags) -> Measured:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from oracles.lines import CARRIES
 from oracles.server import variants as other
-from oracles.server.account import Clean, Held, Other, ServerAccount, hold, shared_cache
+from oracles.server.account import Clean, Held, Other, ServerAccount, hold
 from oracles.server.band import ServerBands, cold_flags
 from oracles.server.cold import Cold
 from oracles.server.registry import ORACLES
@@ -29,7 +30,7 @@ _FULL = "Context size has been exceeded"
 # Servers that do not start one after the other, after which there is no use in trying.
 _STARTS = 5
 # Drivers whose drafts come of a state that is restored; the others search the text that was said before.
-CARRIES = frozenset({"draft-mtp", "draft-eagle3", "draft-simple"})
+KEEP_STATE = frozenset({*CARRIES, "draft-simple"})
 
 
 @dataclass(slots=True)
@@ -173,7 +174,7 @@ class ServerJudge:
             result.cold[reply.request, reply.part] = cold
             if _too_long(reply) and _too_long(cold):
                 account.refused += 1
-            elif reply.status != 200 and shared_cache(program) and reply.error.startswith(_FULL):
+            elif reply.status != 200 and program.flags.shared_cache and reply.error.startswith(_FULL):
                 account.unjudged.append("slots share a cache that may be full")
             elif reply.status != 200:
                 account.unanswered.append((reply, cold))
@@ -208,10 +209,10 @@ class ServerJudge:
                     return changed
                 # against the cold one, which says how sure it is of each token; that the other is right says the rest
                 held = target if right else hold(target.reply, again, target.band)
-                account.others.append(Other("history", target.reply, again, held))
+                account.others.append(Other("history", target.reply, held))
         if wrong is not None and program.driver is not None and variants is not False:
             self._without_drafting(account, wrong, fault)
-        if program.driver is not None and program.driver.kind in CARRIES:
+        if program.driver is not None and program.driver.kind in KEEP_STATE:
             self._acceptance(account, fault)
         return None
 
@@ -227,7 +228,7 @@ class ServerJudge:
     def _without_drafting(self, account: ServerAccount, wrong: Held, fault: str) -> None:
         again = self._again(other.without_drafting(account.program, wrong.reply), wrong.reply, fault)
         if again is not None and not hold(again, wrong.cold, wrong.band).wrong:
-            account.others.append(Other("drafting", wrong.reply, again, hold(wrong.reply, again, wrong.band)))
+            account.others.append(Other("drafting", wrong.reply, hold(wrong.reply, again, wrong.band)))
 
     def _acceptance(self, account: ServerAccount, fault: str) -> None:
         program = account.program

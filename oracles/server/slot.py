@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oracles.server.account import ServerAccount, shared_cache
+from oracles.server.account import ServerAccount
 from oracles.server.base import ServerOracle
 from oracles.verdict import Check, Verdict, Violation
 from subjects.server.scenario import DamageFile, EraseSlot, RestoreSlot, SaveSlot
@@ -50,7 +50,7 @@ class SlotFiles(ServerOracle):
                         unknown.append("a changed slot file may be taken or refused")
                         continue
                     n = saved.get(request.file)
-                    if n is not None and shared_cache(program) and reply.status != 200:
+                    if n is not None and program.flags.shared_cache and reply.status != 200:
                         unknown.append("slots share a cache that may be full")
                         continue
                     compared += 1

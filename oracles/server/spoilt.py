@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from subjects.server.dress import MARKERS
-from subjects.server.scenario import DamageFile, EraseSlot, Restart, RestoreSlot, SaveSlot, ServerScenario
+from subjects.server.scenario import DamageFile, EraseSlot, Restart, RestoreSlot, SaveSlot, ServerScenario, shared
 from subjects.server.trace import Event, Reply, ServerTrace
 
 Spoilt = frozenset[int]
@@ -123,13 +123,13 @@ class _Following:
         if reply.status == 200:
             slot.tokens = (*prompt, *reply.tokens)
         else:  # a prompt that is refused leaves the slot as it was, one that fails clears it
-            slot.tokens = slot.tokens[: _common(slot.tokens, prompt)]
+            slot.tokens = slot.tokens[: shared(slot.tokens, prompt)]
         return slot.bad is not None
 
     def _event(self, slot: _Slot, e: Event, prompt: _Tokens) -> None:
-        common = _common(slot.tokens, prompt)
+        common = shared(slot.tokens, prompt)
         # of a cache that all slots share, others may have taken the cell that is out of the next token's window
-        shared = self.program.flags.kv_unified and self.program.flags.parallel > 1
+        others = self.program.flags.shared_cache
         match e.what:
             case "cached":
                 # whose prompt is told by its length alone
@@ -151,7 +151,7 @@ class _Following:
                 if self.stale:
                     slot.checkpoints = {n: good and n <= common for n, good in slot.checkpoints.items()}
             case "checkpoint":
-                worn = not self.stale and e.n - slot.put in ((0, 1) if shared and slot.put >= 0 else (0,))
+                worn = not self.stale and e.n - slot.put in ((0, 1) if others and slot.put >= 0 else (0,))
                 slot.checkpoints[e.n] = slot.bad is None and not worn
             case _:
                 pass
@@ -160,7 +160,7 @@ class _Following:
         """One of the cached prompts that begin like this one; which one is not said. kept: tokens of it that are gone
         on from."""
         near = _near(self.cached, prompt, kept)
-        slot.tokens = max((c.tokens for c in near), key=lambda t: _common(t, prompt), default=())
+        slot.tokens = max((c.tokens for c in near), key=lambda t: shared(t, prompt), default=())
         slot.bad = min((c.bad for c in near if c.bad is not None), default=None)
         slot.checkpoints = {}
         for c in near:
@@ -183,17 +183,8 @@ def _prompt(program: ServerScenario, reply: Reply) -> _Tokens:
 def _near(cached: list[_Held], prompt: _Tokens, kept: int) -> list[_Held]:
     """Which of the cached prompts may be the one that was loaded for a prompt; `kept` tokens of it are gone on from."""
     # server-task.cpp takes none of which less than a quarter would be kept
-    fit = [c for c in cached if (n := _common(c.tokens, prompt)) >= max(kept, 1) and 4 * n + 4 >= len(c.tokens)]
-    return fit or [c for c in cached if not c.tokens or _common(c.tokens, prompt)] or cached
-
-
-def _common(a: _Tokens, b: _Tokens) -> int:
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n
+    fit = [c for c in cached if (n := shared(c.tokens, prompt)) >= max(kept, 1) and 4 * n + 4 >= len(c.tokens)]
+    return fit or [c for c in cached if not c.tokens or shared(c.tokens, prompt)] or cached
 
 
 def foreign_row(program: ServerScenario, trace: ServerTrace) -> Spoilt:
@@ -280,7 +271,7 @@ class _Rows:
         foreign = {p for p in slot.foreign if p < kept}
         if not self.shifted and not on:
             foreign.add(kept)
-        if self.shifted and not on and kept and kept >= min(slot.done, _common(slot.tokens, prompt)):
+        if self.shifted and not on and kept and kept >= min(slot.done, shared(slot.tokens, prompt)):
             foreign.add(kept - 1)
         self._keep(reply, prompt, frozenset(foreign))
         return bool(foreign)
@@ -304,7 +295,7 @@ class _Rows:
     def _load(self, prompt: _Tokens, kept: int) -> _Drafting:
         """What all the cached prompts have in common that may be the one that is loaded."""
         near = _near(self.cached, prompt, kept) or [_NOBODY_KNOWS]
-        least = min(near, key=lambda c: _common(c.tokens, prompt))
+        least = min(near, key=lambda c: shared(c.tokens, prompt))
         done = min(c.done for c in near)
         return _Drafting(least.tokens, done, frozenset().union(*(c.foreign for c in near)))
 

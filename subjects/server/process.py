@@ -7,20 +7,19 @@ the folder of its saved slots goes with it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import resource
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from subjects.processes import end_with_parent, peak_kb
 from subjects.scenario import DriverParams
 from subjects.server.scenario import Flags
 from subjects.server.trace import End
@@ -39,7 +38,6 @@ _LOG_BYTES = 1 << 21
 _HOMES = "redraft-server-"
 _LISTENS = re.compile(rb"listening on http://127\.0\.0\.1:(\d+)")
 _LEAVES = b"cleaning up before exit"
-_PR_SET_PDEATHSIG = 1
 
 
 class ServerError(RuntimeError):
@@ -124,7 +122,7 @@ class Server:
             raise
 
     def _start(self) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `_end`)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `restart` or `close`)
         # Blocked: a Ctrl-C that comes right after the fork would be lost in hooks of Python's own.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         try:
@@ -184,11 +182,9 @@ class Server:
         """End it, with all that it has to say in the log: it says when it leaves, and what follows takes long."""
         self.fell = self.ended() or self._told_to_end()
         if self.process.poll() is None:
-            self.max_rss_kb = max(self.max_rss_kb, _peak_kb(self.process.pid))
+            self.max_rss_kb = max(self.max_rss_kb, peak_kb(self.process.pid))
         self._kill()
         self._logs.append(self._bytes())
-        self._log.close()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed below, or by the next start)
 
     def _told_to_end(self) -> End | None:
         """Ask it to end and wait for its last words; how it ended where that was not what it was asked for."""
@@ -250,10 +246,7 @@ def _alive(pid: int) -> bool:
 def _as_child(parent: int, mask: set[int | signal.Signals], most: int) -> None:
     """In the child, before it is llama-server. parent: who started it; mask: the signals that are blocked there; most:
     bytes of each file that it may write."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # ended before it was asked for
-            os._exit(1)
+    end_with_parent(parent=parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -264,12 +257,3 @@ def _environment() -> dict[str, str]:
     debugger at every abort."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_")}
     return kept | {"LLAMA_TRACE": "1", "GGML_NO_BACKTRACE": "1"}
-
-
-def _peak_kb(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    found = re.search(r"VmHWM:\s+(\d+)", status)
-    return int(found[1]) if found else 0

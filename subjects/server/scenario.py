@@ -45,6 +45,11 @@ class Flags(Record, frozen=True):
     type_v: KvType = "f32"
 
     @property
+    def shared_cache(self) -> bool:
+        """Whether slots share a cache, which may be full through no fault of one of them."""
+        return self.kv_unified and self.parallel > 1
+
+    @property
     def slot_ctx(self) -> int:
         """Tokens that one slot can hold."""
         return self.ctx if self.kv_unified else self.ctx // self.parallel

@@ -254,13 +254,13 @@ def test_what_a_cold_server_answers_must_be_answered() -> None:
 def test_history_and_drafting_judge_runs_that_differ_in_them() -> None:
     a = account(driver=MTP)
     a.held = [WRONG]
-    a.others = [Other("history", WRONG.reply, COLD, WRONG), Other("drafting", WRONG.reply, COLD, WRONG)]
+    a.others = [Other("history", WRONG.reply, WRONG), Other("drafting", WRONG.reply, WRONG)]
     (history,) = History().judge(a).violations
     (drafting,) = Drafting().judge(a).violations
     assert (history.key, drafting.key) == ("history", "drafting")
     assert "whatever other conversations said before" in history.because
     assert "With drafting off the same requests are answered as the cold server does." in drafting.because
-    a.others = [Other("history", RIGHT.reply, COLD, RIGHT)]
+    a.others = [Other("history", RIGHT.reply, RIGHT)]
     assert History().judge(a) == Verdict(oracle="server-history", compared=1)
     assert Drafting().judge(a).value == "ok"
     # nothing is drafted: it has nothing to say
@@ -283,7 +283,7 @@ def test_the_earliest_request_is_reported_and_of_these_the_most_specific_oracle(
     a = account(driver=MTP)
     later = hold(reply(2, 5, 8), reply(2, 5, 7), BAND)
     a.held = [WRONG, later]
-    a.others = [Other("drafting", WRONG.reply, COLD, WRONG)]
+    a.others = [Other("drafting", WRONG.reply, WRONG)]
     judged = ServerJudgement(a.program, a, [o.judge(a) for o in ORACLES])
     assert [(v.oracle, v.check.step) for v in judged.violations] == [
         ("server-drafting", 1), ("server-answer", 1), ("server-answer", 2),
