@@ -15,6 +15,7 @@ import pytest
 from fuzz.cli.common import Bench, bench
 from fuzz.models import Model, from_pair, from_recipe
 from oracles.judge import Judge
+from subjects import instrument
 from subjects.pairs import all_pairs
 from subjects.recipes import get
 from subjects.sandbox import Limits, Sandbox
@@ -23,6 +24,7 @@ from subjects.server.build import ServerBuild, find_server
 from subjects.shimcache import BadBuild
 
 JudgeOf = Callable[..., tuple[Judge, Model]]
+Built = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +58,24 @@ def server_build() -> ServerBuild:
         return find_server()
     except BadBuild as e:
         pytest.skip(str(e))
+
+
+@pytest.fixture(scope="session")
+def built() -> Built:
+    """built(coverage, sanitize) is a build from the cache; skips where it, or what loading it takes, is not there."""
+
+    def built(coverage: instrument.Coverage | None, sanitize: tuple[str, ...] = ()) -> Path:
+        try:
+            found = instrument.ready(coverage, sanitize)
+            if found is None:
+                option = " --coverage report" if coverage == "report" else ""
+                pytest.skip(f"no such build in the cache: redraft build{option} makes one")
+            instrument.variables(found)
+        except BadBuild as e:
+            pytest.skip(str(e))
+        return found
+
+    return built
 
 
 @pytest.fixture(scope="session")

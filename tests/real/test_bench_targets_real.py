@@ -1,5 +1,6 @@
 """ci/bench --targets: both sides run, and come to comparable work."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,10 @@ from subjects.shimcache import BadBuild
 
 
 @pytest.fixture(scope="module")
-def sides() -> targets.Sides:
+def sides(built: Callable[..., Path]) -> targets.Sides:
     """What is in the cache; skips where the instrumented build, or what it takes to use it, is not there."""
     try:
-        found = instrument.ready("fuzzer", instrument.SANITIZERS)
-        if found is None:
-            pytest.skip("no such build in the cache: redraft build makes one")
-        return targets.sides(found)
+        return targets.sides(built("fuzzer", instrument.SANITIZERS))
     except BadBuild as e:
         pytest.skip(str(e))
 

@@ -1,18 +1,14 @@
 """Campaigns as people run them: the command in a process of its own, on a real libllama, a few dozen programs each."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
+from campaigns import ROOT, Command, document
 
 from fuzz import finding
 from fuzz.job import make
@@ -23,8 +19,6 @@ from subjects.planted import CANARY
 from subjects.scenario import Ask, ModelRef, Scenario
 from subjects.trace import End, Trace
 
-ROOT = Path(__file__).resolve().parents[2]
-REDRAFT = str(Path(sys.executable).with_name("redraft"))
 # on one model, in one process, one planted fault and nothing else
 PLANTED = ("fuzz", "--model", "llama", "--plant", CANARY, "--avoid", "always", "--seed", "3", "--reduce-seconds", "60")
 REAL = ("fuzz", "--model", "llama", "--avoid", "never", "--seed", "3", "--reduce-seconds", "60")
@@ -33,20 +27,7 @@ KEYS |= {"coverage", "memory_kb", "findings"}
 FINDING_KEYS = {"signature", "title", "kind", "oracle", "memory", "known", "reproduced", "operations", "path"}
 # nothing here waits by the clock for what should happen, only for what must not take for ever
 PATIENCE = 120.0
-
-
-def redraft(*args: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [REDRAFT, *map(str, args)], cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
-
-
-def document(done: subprocess.CompletedProcess[str], code: int) -> dict[str, Any]:
-    """The one document on standard output."""
-    assert done.returncode == code, done.stdout[-2000:] + done.stderr[-2000:]
-    value = json.loads(done.stdout)
-    assert isinstance(value, dict)
-    return value
+redraft = Command(PATIENCE)
 
 
 def signatures(value: dict[str, Any]) -> set[str]:
@@ -59,27 +40,6 @@ def whole(out: Path) -> None:
         finding.load(folder)
         finding.load_traces(folder)
     assert not [p for p in out.rglob("*") if p.name.startswith((".new-", ".old-", "pending-"))]
-
-
-@contextmanager
-def running(*args: object) -> Iterator[subprocess.Popen[str]]:
-    """A campaign that would go on for long; nothing of it is left afterwards."""
-    process = subprocess.Popen(
-        [REDRAFT, *map(str, args)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "COLUMNS": "2000"},
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(PATIENCE)
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def test_nothing_new_is_exit_0(tmp_path: Path) -> None:
@@ -162,7 +122,7 @@ def test_nothing_judged_is_exit_3(tmp_path: Path) -> None:
 
 def test_ctrl_c_is_exit_130_and_keeps_what_was_found(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with running(*PLANTED, "--jobs", 2, "--scenarios", 100_000, "--out", out, "--json") as process:
+    with redraft.running(*PLANTED, "--jobs", 2, "--scenarios", 100_000, "--out", out, "--json") as process:
         until = time.monotonic() + PATIENCE
         while not any(out.glob("findings/[!.]*")) and time.monotonic() < until:
             time.sleep(0.05)
@@ -179,7 +139,7 @@ def test_ctrl_c_is_exit_130_and_keeps_what_was_found(tmp_path: Path) -> None:
 
 def test_sigterm_in_the_middle_of_a_reduction_still_writes_the_finding(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with running(*PLANTED, "--jobs", 1, "--scenarios", 100_000, "--out", out, "--json") as process:
+    with redraft.running(*PLANTED, "--jobs", 1, "--scenarios", 100_000, "--out", out, "--json") as process:
         until = time.monotonic() + PATIENCE
         while not (out / "state" / "pending-0.json").exists() and time.monotonic() < until:
             time.sleep(0.005)
@@ -198,7 +158,7 @@ def test_sigterm_in_the_middle_of_a_reduction_still_writes_the_finding(tmp_path:
 
 def test_kill_9_loses_nothing_that_was_shown_and_a_finding_can_be_replayed(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with running(*REAL, "--jobs", 2, "--scenarios", 100_000, "--out", out) as process:
+    with redraft.running(*REAL, "--jobs", 2, "--scenarios", 100_000, "--out", out) as process:
         assert process.stdout is not None
         shown = next(line for line in process.stdout if line.startswith("found "))
         family = psutil.Process(process.pid).children(recursive=True)

@@ -5,6 +5,7 @@ Nothing is built here: `redraft build --coverage report` takes minutes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,14 @@ from fuzz.cli.common import bench
 from fuzz.cli.coverage import _judge
 from fuzz.coverage import measure, page, table
 from fuzz.coverage.measure import CannotMeasure, Source, Tools
-from subjects import instrument
 from subjects.scenario import loads
-from subjects.shimcache import BadBuild
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "corpora" / "scenarios"
 
 
 @pytest.fixture
-def build() -> Path:
-    try:
-        found = instrument.ready("report")
-    except BadBuild as e:
-        pytest.skip(str(e))
-    if found is None:
-        pytest.skip("no such build in the cache: redraft build --coverage report makes one")
-    return found
+def build(built: Callable[..., Path]) -> Path:
+    return built("report")
 
 
 @pytest.fixture

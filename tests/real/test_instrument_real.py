@@ -7,37 +7,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from fuzz.doctor import prove, prove_counters
 from subjects import instrument
 from subjects.builds import compile_shim, find_build
 from subjects.instrument import SANITIZERS
-from subjects.shimcache import BadBuild
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def built(coverage: instrument.Coverage | None, sanitize: tuple[str, ...]) -> Path:
-    """The build from the cache; skips where it, or what loading it takes, is not there."""
-    try:
-        found = instrument.ready(coverage, sanitize)
-        if found is None:
-            pytest.skip("no such build in the cache: redraft build makes one")
-        instrument.variables(found)
-    except BadBuild as e:
-        pytest.skip(str(e))
-    return found
-
-
-def test_counters_move() -> None:
+def test_counters_move(built: Callable[..., Path]) -> None:
     check = prove_counters(built("fuzzer", SANITIZERS))
     assert check.state == "ok", check
 
 
-def test_it_saves_and_restores() -> None:
+def test_it_saves_and_restores(built: Callable[..., Path]) -> None:
     build = built("fuzzer", SANITIZERS)
     with instrument.loadable(build):
         found = find_build(build)
@@ -47,7 +33,7 @@ def test_it_saves_and_restores() -> None:
     assert {c.state for c in checks} == {"ok"}, checks
 
 
-def test_the_address_sanitizer_is_there() -> None:
+def test_the_address_sanitizer_is_there(built: Callable[..., Path]) -> None:
     # a read beyond a buffer, by the C library on behalf of somebody
     code = "import ctypes; b = ctypes.create_string_buffer(64); ctypes.CDLL(None).memmove(b, b'x' * 16, 1 << 20)"
     env = {**instrument.environment(built("fuzzer", SANITIZERS)), "PYTHONMALLOC": "malloc"}
@@ -56,7 +42,7 @@ def test_the_address_sanitizer_is_there() -> None:
     assert "ERROR: AddressSanitizer: heap-buffer-overflow" in p.stderr
 
 
-def test_a_report_build_needs_nothing_loaded(tmp_path: Path) -> None:
+def test_a_report_build_needs_nothing_loaded(built: Callable[..., Path], tmp_path: Path) -> None:
     build = built("report", ())
     assert "LD_PRELOAD" not in instrument.variables(build)
     profile = tmp_path / "x.profraw"

@@ -1,18 +1,13 @@
 """Campaigns over a real llama-server as people run them, a few dozen programs each; and what is stored of it."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from campaigns import Command, document
 
 from fuzz import programs
 from fuzz.cli import served
@@ -20,12 +15,9 @@ from fuzz.known import FOLDER, load_all, match_server
 from fuzz.server import avoid
 from fuzz.server import finding as findings
 from fuzz.server.triage import route_of, sign
-from subjects.server.build import ServerBuild, find_server
+from subjects.server.build import ServerBuild
 from subjects.server.scenario import ServerScenario
-from subjects.shimcache import BadBuild
 
-ROOT = Path(__file__).resolve().parents[2]
-REDRAFT = str(Path(sys.executable).with_name("redraft"))
 SERVER = ("fuzz", "--subject", "server")
 # nothing is cached but in the slot, and no state is restored: what is planted is all that there is
 PLANTED = (
@@ -42,54 +34,13 @@ PLANTED = (
     "3",
 )
 PATIENCE = 240.0
+redraft = Command(PATIENCE)
 STORED = {
     p.name: program
     for p in sorted((FOLDER.parent / "scenarios").glob("*.json"))
     if isinstance(program := programs.loads(p.read_bytes()), ServerScenario)
 }
 KNOWN = {f.scenario: f for f in load_all() if f.subject == "server"}
-
-
-@pytest.fixture(scope="module")
-def server() -> ServerBuild:
-    try:
-        return find_server()
-    except BadBuild as e:
-        pytest.skip(str(e))
-
-
-def redraft(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [REDRAFT, *map(str, args)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
-
-
-def document(done: subprocess.CompletedProcess[str], *codes: int) -> dict[str, Any]:
-    assert done.returncode in codes, done.stdout[-2000:] + done.stderr[-2000:]
-    value = json.loads(done.stdout)
-    assert isinstance(value, dict)
-    return value
-
-
-@contextmanager
-def running(*args: object) -> Iterator[subprocess.Popen[str]]:
-    """A campaign that would go on for long; nothing of it is left afterwards."""
-    process = subprocess.Popen(
-        [REDRAFT, *map(str, args)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "COLUMNS": "2000"},
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(PATIENCE)
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def wait_for(path: Path, pattern: str) -> None:
@@ -109,7 +60,9 @@ def servers(family: list[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def test_a_planted_fault_is_found_by_the_seed_and_is_not_in_the_build(server: ServerBuild, tmp_path: Path) -> None:
+def test_a_planted_fault_is_found_by_the_seed_and_is_not_in_the_build(
+    server_build: ServerBuild, tmp_path: Path
+) -> None:
     args = (*PLANTED, "--jobs", 1, "--scenarios", 4)
     # the second is not to be reduced once more
     runs = {"one": 6, "two": 0.01}
@@ -125,7 +78,7 @@ def test_a_planted_fault_is_found_by_the_seed_and_is_not_in_the_build(server: Se
     assert (found["oracle"], found["known"]) == ("server-answer", None)
     assert found["requests"] <= 8
     folder = Path(found["path"])
-    assert findings.load(folder).environment["fingerprint"] == server.fingerprint
+    assert findings.load(folder).environment["fingerprint"] == server_build.fingerprint
     assert findings.load_trace(folder)
     explained = redraft("explain", folder)
     assert (explained.returncode, "cold server" in explained.stdout) == (0, True)
@@ -133,7 +86,9 @@ def test_a_planted_fault_is_found_by_the_seed_and_is_not_in_the_build(server: Se
     assert [r["verdict"] for r in replayed["results"]] == ["FIXED"]
 
 
-def test_the_server_that_dies_on_its_first_request_is_found_and_known(server: ServerBuild, tmp_path: Path) -> None:
+def test_the_server_that_dies_on_its_first_request_is_found_and_known(
+    server_build: ServerBuild, tmp_path: Path
+) -> None:
     args = (*SERVER, "--driver", "qwen35-mtp", "--flags", "small-batch", "--scenarios", 3, "--jobs", 1, "--seed", 1)
     done = document(redraft(*args, "--out", tmp_path / "out", "--json"), 0, 1)
     mine = [f for f in done["findings"] if f["known"] == "server-ubatch"]
@@ -141,10 +96,10 @@ def test_the_server_that_dies_on_its_first_request_is_found_and_known(server: Se
     assert redraft("fuzz", "--out", tmp_path / "out", "--resume", "--scenarios", 4, "--json").returncode in (0, 1)
 
 
-def test_ctrl_c_keeps_what_was_found_and_kill_9_leaves_no_server(server: ServerBuild, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_was_found_and_kill_9_leaves_no_server(server_build: ServerBuild, tmp_path: Path) -> None:
     out = tmp_path / "out"
     args = (*PLANTED, "--jobs", 2, "--scenarios", 100_000, "--out", out)
-    with running(*args, "--json") as process:
+    with redraft.running(*args, "--json") as process:
         wait_for(out, "findings/[!.]*")
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
@@ -156,7 +111,7 @@ def test_ctrl_c_keeps_what_was_found_and_kill_9_leaves_no_server(server: ServerB
     assert done["interrupted"] is True
     assert {Path(f["path"]).name for f in done["findings"]} == {p.name for p in (out / "findings").iterdir()}
 
-    with running(*args, "--resume") as process:
+    with redraft.running(*args, "--resume") as process:
         family = []
         until = time.monotonic() + PATIENCE
         while not servers(family) and time.monotonic() < until:
@@ -172,11 +127,11 @@ def test_ctrl_c_keeps_what_was_found_and_kill_9_leaves_no_server(server: ServerB
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_what_is_stored_shows_as_its_entry_says(server: ServerBuild, name: str) -> None:
+def test_what_is_stored_shows_as_its_entry_says(server_build: ServerBuild, name: str) -> None:
     """Where a known fault does not show any more, the build has the fix: the entry goes ("fixed?"). What is not known
     was a false alarm, and is silent."""
     program, fault = STORED[name], KNOWN.get(name)
-    with served.judge_of(server, program) as (judge, model):
+    with served.judge_of(server_build, program) as (judge, model):
         for fresh in (True, False):
             judgement = judge.judge(program, fresh=fresh, variants=True)
             if fault is None:

@@ -17,7 +17,7 @@ from oracles.server.band import cold_flags
 from oracles.verdict import Check, Violation
 from subjects import recipes
 from subjects.scenario import BlobEdit, DriverParams, ModelRef
-from subjects.server.build import find_server
+from subjects.server.build import ServerBuild
 from subjects.server.dress import dressed
 from subjects.server.runner import run
 from subjects.server.scenario import (
@@ -35,18 +35,14 @@ from subjects.server.scenario import (
     Turn,
 )
 from subjects.server.trace import Reply, ServerTrace
-from subjects.shimcache import BadBuild
 
 MODEL = ModelRef(recipe="qwen35", version=recipes.get("qwen35").version, seed=0)
 SECONDS = 120
 
 
 @pytest.fixture(scope="module")
-def server() -> Path:
-    try:
-        return find_server().path
-    except BadBuild as e:
-        pytest.skip(str(e))
+def server(server_build: ServerBuild) -> Path:
+    return server_build.path
 
 
 @pytest.fixture(scope="module")
